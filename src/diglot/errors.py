@@ -1,0 +1,24 @@
+"""What a user can cause. The command line prints these as one sentence, without a traceback, and exits with 1.
+
+A message says what happened, the value at fault with its file and line, and what to do.
+"""
+
+
+class DiglotError(Exception):
+    """What the user gave cannot be used; the message says why and what to do."""
+
+
+class ConfigError(DiglotError):
+    """A recipe, an option or a combination of options is wrong."""
+
+
+class TextError(DiglotError):
+    """A text file is missing, unreadable, or not what it should be."""
+
+
+class CheckpointError(DiglotError):
+    """A model directory or a run directory is missing, broken or of another version."""
+
+
+class TrainingError(DiglotError):
+    """Training cannot go on."""

@@ -1,0 +1,217 @@
+"""6.1: from probabilities to sequences, by greedy search, beam search or sampling.
+
+Axes:  A active sources, W hypotheses of each, R = A * W rows, V pieces.
+The search never sees a model. It calls `step(last, parents)`: row i of this call goes on from row parents[i] of the
+call before (of the sources, at the first call) with the piece last[i] (`last` is None at the first call: there is no
+piece yet); the answer is the log-probabilities (R, V) of each row's next piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor | None, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A target sequence that was found."""
+
+    pieces: tuple[int, ...]  # without the end piece, which log_prob and score count
+    log_prob: float  # log P(pieces and end | source)
+    score: float  # log_prob / length_penalty(len(pieces) + 1, alpha)
+    hit_bound: bool = False  # it was ended by the bound on its length
+
+
+def length_penalty(num_pieces: int, alpha: float) -> float:
+    """Lp(Y) = ((5 + |Y|) / (5 + 1))^alpha, where |Y| counts the end piece (Wu et al. 2016, equation 14)."""
+    return ((5 + num_pieces) / 6) ** alpha
+
+
+def beam_search(
+    step: Step,
+    max_lengths: Sequence[int],
+    eos_id: int,
+    *,
+    beam_size: int = 4,
+    alpha: float = 0.6,
+    num_best: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """The `num_best` hypotheses of each source, best first.
+
+    A hypothesis has at most max_lengths[i] pieces with its end, and begins with prefixes[i]. The search of a source
+    ends when `beam_size` hypotheses have ended or when no open one can still beat the ones to be returned.
+
+    >>> def step(last, parents):  # a "model" whose next piece depends on the last alone
+    ...     table = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.1, 0.4], [0.9, 0.05, 0.05]]).log()
+    ...     return table[last] if last is not None else table[:1].expand(len(parents), -1)
+    >>> [hypothesis.pieces for hypothesis in beam_search(step, [4], eos_id=0, num_best=2, alpha=0.0)[0]]
+    [(1,), (2,)]
+    """
+    found: list[list[Hypothesis]] = [[] for _ in max_lengths]
+    sources = torch.arange(len(max_lengths))  # (A,) which source is which
+    bound = torch.tensor(max_lengths)  # (A,)
+    total = torch.zeros(len(max_lengths), 1)  # (A, W) log-probability of each open hypothesis
+    history = torch.zeros(len(max_lengths), 1, 0, dtype=torch.long)  # (A, W, pieces so far)
+    parents, last, length = sources, None, 0
+    while len(sources):
+        length += 1
+        log_probs = step(last, parents).view(*total.shape, -1)  # (A, W, V)
+        device, V = log_probs.device, log_probs.size(-1)
+        force(log_probs, forced_pieces(sources.tolist(), bound.tolist(), length, prefixes, eos_id))
+        candidates = (total.to(device)[:, :, None] + log_probs).flatten(1)  # (A, W * V)
+        top, index = candidates.topk(min(2 * beam_size, candidates.size(1)))  # enough if all the best ones end
+        top, index = top.cpu(), index.cpu()
+        row, piece = index // V, index % V
+        ends = piece == eos_id
+
+        for a, k in (ends[:, :beam_size] & (top[:, :beam_size] > -math.inf)).nonzero().tolist():
+            log_prob, pieces = top[a, k].item(), tuple(history[a, row[a, k]].tolist())
+            score = log_prob / length_penalty(length, alpha)
+            found[int(sources[a])].append(Hypothesis(pieces, log_prob, score, length == int(bound[a])))
+
+        total, kept = top.masked_fill(ends, -math.inf).topk(min(beam_size, top.size(1)))  # (A, W)
+        row, piece = row.gather(1, kept), piece.gather(1, kept)
+        history = history.gather(1, row[:, :, None].expand(-1, -1, length - 1))
+        history = torch.cat((history, piece[:, :, None]), dim=2)
+        parents = torch.arange(len(sources))[:, None] * log_probs.size(1) + row  # (A, W)
+
+        open_ = torch.tensor([
+            not is_done(found[source], best, bound_, beam_size, alpha, num_best)
+            for source, best, bound_ in zip(sources.tolist(), total[:, 0].tolist(), bound.tolist(), strict=True)
+        ])  # fmt: skip
+        sources, bound, total, history = sources[open_], bound[open_], total[open_], history[open_]
+        parents, last = parents[open_].flatten().to(device), piece[open_].flatten().to(device)
+    return [sorted(hypotheses, key=lambda h: -h.score)[:num_best] for hypotheses in found]
+
+
+def is_done(
+    found: list[Hypothesis], best_open: float, bound: int, beam_size: int, alpha: float, num_best: int
+) -> bool:
+    """Whether a source's search may end; a log-probability only falls, so best_open / lp(bound) is a limit."""
+    if best_open == -math.inf or len(found) >= beam_size:
+        return True
+    if len(found) < num_best:
+        return False
+    return sorted(h.score for h in found)[-num_best] >= best_open / length_penalty(bound, alpha)
+
+
+def greedy_search(
+    step: Step,
+    max_lengths: Sequence[int],
+    eos_id: int,
+    *,
+    alpha: float = 0.6,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """The most probable piece at every step: one hypothesis for each source."""
+    return single_paths(step, max_lengths, eos_id, lambda log_probs, rows, length: log_probs.argmax(-1), alpha, prefixes)
+
+
+def sampling_search(
+    step: Step,
+    max_lengths: Sequence[int],
+    eos_id: int,
+    *,
+    seeds: Sequence[int],
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    alpha: float = 0.6,
+    num_best: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """`num_best` samples of each source, best first; what is drawn depends on the source's own seed alone."""
+    luck = [
+        torch.rand(num_best, bound, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for seed, bound in zip(seeds, max_lengths, strict=True)
+    ]
+
+    def draw(log_probs: Tensor, rows: list[int], length: int) -> Tensor:
+        probs, order = (log_probs.double() / temperature).softmax(-1).sort(descending=True, stable=True)
+        if top_k:
+            probs[:, top_k:] = 0
+        before = probs.cumsum(-1) - probs  # what more probable pieces hold
+        probs = probs.masked_fill(before >= top_p * probs.sum(-1, keepdim=True), 0)
+        upto = probs.cumsum(-1)
+        u = torch.stack([luck[row // num_best][row % num_best, length - 1] for row in rows]).to(upto.device)
+        chosen = torch.searchsorted(upto, u[:, None] * upto[:, -1:], right=True).clamp_(max=probs.size(-1) - 1)
+        return order.gather(1, chosen)[:, 0]
+
+    return single_paths(step, max_lengths, eos_id, draw, alpha, prefixes, num_best)
+
+
+def single_paths(
+    step: Step,
+    max_lengths: Sequence[int],
+    eos_id: int,
+    choose: Callable[[Tensor, list[int], int], Tensor],
+    alpha: float,
+    prefixes: Sequence[Sequence[int]] | None,
+    num_paths: int = 1,
+) -> list[list[Hypothesis]]:
+    """Independent hypotheses, `num_paths` of each source, each extended by choose(log_probs, rows, length)."""
+    sources = [source for source in range(len(max_lengths)) for _ in range(num_paths)]
+    rows = list(range(len(sources)))  # the open ones
+    pieces: list[list[int]] = [[] for _ in sources]
+    log_prob = [0.0] * len(sources)
+    parents, last, length = torch.tensor(sources), None, 0
+    while rows:
+        length += 1
+        log_probs = step(last, parents)  # (R, V)
+        open_sources = [sources[row] for row in rows]
+        bounds = [max_lengths[source] for source in open_sources]
+        force(log_probs[:, None], forced_pieces(open_sources, bounds, length, prefixes, eos_id))
+        last = choose(log_probs, rows, length)
+        chosen = log_probs.gather(1, last[:, None])[:, 0]
+        for row, piece, value in zip(rows, last.tolist(), chosen.tolist(), strict=True):
+            pieces[row].append(piece)
+            log_prob[row] += value
+        keep = [i for i, row in enumerate(rows) if pieces[row][-1] != eos_id]
+        rows = [rows[i] for i in keep]
+        parents = torch.tensor(keep, dtype=torch.long, device=log_probs.device)
+        last = last[parents]
+    found: list[list[Hypothesis]] = [[] for _ in max_lengths]
+    for source, path, value in zip(sources, pieces, log_prob, strict=True):
+        score = value / length_penalty(len(path), alpha)
+        found[source].append(Hypothesis(tuple(path[:-1]), value, score, len(path) == max_lengths[source]))
+    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in found]
+
+
+def forced_pieces(
+    sources: list[int], bounds: list[int], length: int, prefixes: Sequence[Sequence[int]] | None, eos_id: int
+) -> list[int | None]:
+    """The piece that each source must take at this length: its prefix's, the end at its bound, or none."""
+    forced: list[int | None] = []
+    for source, bound in zip(sources, bounds, strict=True):
+        prefix = prefixes[source] if prefixes else ()
+        at_bound = eos_id if length >= bound else None
+        forced.append(prefix[length - 1] if length <= len(prefix) and length < bound else at_bound)
+    return forced
+
+
+def force(log_probs: Tensor, forced: list[int | None]) -> None:
+    """Leave, in place, only the forced piece to the sources that have one; log_probs (A, W, V)."""
+    for a, piece in enumerate(forced):
+        if piece is not None:
+            kept = log_probs[a, :, piece].clone()
+            log_probs[a] = -math.inf
+            log_probs[a, :, piece] = kept
+
+
+def ensemble(steps: Sequence[Step]) -> Step:
+    """Several models with one vocabulary as one: the mean of their probabilities."""
+    if len(steps) == 1:
+        return steps[0]
+
+    def step(last: Tensor | None, parents: Tensor) -> Tensor:
+        log_probs = torch.stack([one(last, parents) for one in steps])
+        return log_probs.logsumexp(0) - math.log(len(steps))
+
+    return step
