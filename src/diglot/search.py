@@ -64,7 +64,7 @@ def beam_search(
         length += 1
         log_probs = step(last, parents).view(*total.shape, -1)  # (A, W, V)
         device, V = log_probs.device, log_probs.size(-1)
-        force(log_probs, forced_pieces(sources.tolist(), bound.tolist(), length, prefixes, eos_id))
+        log_probs = force(log_probs, forced_pieces(sources.tolist(), bound.tolist(), length, prefixes, eos_id))
         candidates = (total.to(device)[:, :, None] + log_probs).flatten(1)  # (A, W * V)
         top, index = candidates.topk(min(2 * beam_size, candidates.size(1)))  # enough if all the best ones end
         top, index = top.cpu(), index.cpu()
@@ -167,7 +167,7 @@ def single_paths(
         log_probs = step(last, parents)  # (R, V)
         open_sources = [sources[row] for row in rows]
         bounds = [max_lengths[source] for source in open_sources]
-        force(log_probs[:, None], forced_pieces(open_sources, bounds, length, prefixes, eos_id))
+        log_probs = force(log_probs[:, None], forced_pieces(open_sources, bounds, length, prefixes, eos_id))[:, 0]
         last = choose(log_probs, rows, length)
         chosen = log_probs.gather(1, last[:, None])[:, 0]
         for row, piece, value in zip(rows, last.tolist(), chosen.tolist(), strict=True):
@@ -196,13 +196,16 @@ def forced_pieces(
     return forced
 
 
-def force(log_probs: Tensor, forced: list[int | None]) -> None:
-    """Leave, in place, only the forced piece to the sources that have one; log_probs (A, W, V)."""
-    for a, piece in enumerate(forced):
-        if piece is not None:
-            kept = log_probs[a, :, piece].clone()
-            log_probs[a] = -math.inf
-            log_probs[a, :, piece] = kept
+def force(log_probs: Tensor, forced: list[int | None]) -> Tensor:
+    """Leave only the forced piece to the sources that have one; log_probs (A, W, V)."""
+    if any(piece is not None for piece in forced):
+        log_probs = log_probs.clone()  # it may be a view of the caller's
+        for a, piece in enumerate(forced):
+            if piece is not None:
+                kept = log_probs[a, :, piece].clone()
+                log_probs[a] = -math.inf
+                log_probs[a, :, piece] = kept
+    return log_probs
 
 
 def ensemble(steps: Sequence[Step]) -> Step:

@@ -1,0 +1,1 @@
+"""What executes a model."""

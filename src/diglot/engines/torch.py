@@ -1,0 +1,139 @@
+"""The reference engine: runs the network of `model.py` with PyTorch.
+
+A segment's result does not depend on its neighbours. Products of matrices differ in the last bits with the number of
+rows, so rows always come in multiples of 16, and only sources of the same padded length share a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from diglot.batching import pad
+from diglot.config import SearchConfig
+from diglot.model import Transformer, padding_mask
+from diglot.search import Hypothesis, Step, beam_search, ensemble, greedy_search, sampling_search
+
+MULTIPLE = 16
+MAX_ROWS = 256  # hypotheses at once
+MAX_PIECES = 16384  # padded source pieces of all hypotheses at once: this bounds the memory
+
+
+class TorchEngine:
+    """Searches and scores with one model, or with several that share their vocabularies."""
+
+    def __init__(
+        self,
+        models: Sequence[Transformer],
+        *,
+        pad_id: int,
+        eos_id: int,
+        unwritable: Sequence[int] = (),
+        device: str = "cpu",
+        bf16: bool = False,
+    ):
+        self.device = torch.device(device)
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        self.models = [copy.deepcopy(model).to(self.device, dtype).eval() for model in models]
+        self.pad_id, self.eos_id = pad_id, eos_id
+        self.unwritable = torch.tensor(list(unwritable), dtype=torch.long, device=self.device)
+
+    @torch.inference_mode()
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        config: SearchConfig,
+        prefixes: Sequence[Sequence[int]] | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The `num_best` hypotheses of each source (pieces without end), best first."""
+        prefixes = prefixes or [()] * len(sources)
+        seeds = seeds or [config.seed] * len(sources)
+        width = {"beam": config.beam_size, "greedy": 1, "sample": config.num_best}[config.method]
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for batch in self.batches([len(source) + 1 for source in sources], width):
+            step = self.start([sources[i] for i in batch])
+            # 6.1: "the maximum output length during inference to input length + 50"
+            bounds = [len(sources[i]) + 1 + config.max_extra + len(prefixes[i]) for i in batch]
+            bounds = [min(bound, self.max_length()) for bound in bounds]
+            own_prefixes, own_seeds = [prefixes[i] for i in batch], [seeds[i] for i in batch]
+            alpha, num_best = config.length_penalty, config.num_best
+            if config.method == "beam":
+                results = beam_search(
+                    step, bounds, self.eos_id, beam_size=config.beam_size, alpha=alpha, num_best=num_best,
+                    prefixes=own_prefixes,
+                )  # fmt: skip
+            elif config.method == "greedy":
+                results = greedy_search(step, bounds, self.eos_id, alpha=alpha, prefixes=own_prefixes)
+            else:
+                results = sampling_search(
+                    step, bounds, self.eos_id, seeds=own_seeds, temperature=config.temperature, top_k=config.top_k,
+                    top_p=config.top_p, alpha=alpha, num_best=num_best, prefixes=own_prefixes,
+                )  # fmt: skip
+            for i, result in zip(batch, results, strict=True):
+                found[i] = result
+        return found
+
+    def max_length(self) -> int:
+        """Positions that every model can tell apart."""
+        learned = [m.config.max_positions for m in self.models if m.config.positions == "learned"]
+        return min(learned, default=1 << 30)
+
+    def batches(self, lengths: Sequence[int], width: int, others: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """Which sources go together: those of the same padded length (and of the same `others`), so many at once."""
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, length in enumerate(lengths):
+            groups[round_up(length), round_up(others[i]) if others else 0].append(i)
+        for (length, other), members in sorted(groups.items(), reverse=True):
+            size = max(1, min(MAX_ROWS, MAX_PIECES // max(length, other)) // width)
+            yield from (members[i : i + size] for i in range(0, len(members), size))
+
+    def start(self, sources: Sequence[Sequence[int]]) -> Step:
+        """Encode sources of one padded length; the answer is the step function of the search."""
+        src, lengths = pad([[*source, self.eos_id] for source in sources], self.pad_id, MULTIPLE)
+        src, src_mask = src.to(self.device), padding_mask(lengths, src.size(1)).to(self.device)
+        return ensemble([self.stepper(model, src, src_mask) for model in self.models])
+
+    def stepper(self, model: Transformer, src: Tensor, src_mask: Tensor) -> Step:
+        """One model's step function."""
+        cache = model.start_cache(model.encode(src, src_mask), src_mask)
+
+        def step(last: Tensor | None, parents: Tensor) -> Tensor:
+            num = len(parents)
+            surplus = round_up(num) - num  # rows that only fill up
+            parents = torch.cat((parents.to(self.device), parents.new_zeros(surplus).to(self.device)))
+            if last is not None:
+                last = torch.cat((last.to(self.device), last.new_zeros(surplus).to(self.device)))
+            cache.select(parents)
+            log_probs = model.project(model.decode_step(last, cache)).float().log_softmax(-1)[:num]
+            log_probs[:, self.unwritable] = -torch.inf
+            return log_probs
+
+        return step
+
+    @torch.inference_mode()
+    def score(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[float]:
+        """log P(target and its end | source) of each pair."""
+        result = [0.0] * len(sources)
+        lengths = [[len(sequence) + 1 for sequence in side] for side in (sources, targets)]
+        for batch in self.batches(lengths[0], 4, lengths[1]):
+            src, src_lengths = pad([[*sources[i], self.eos_id] for i in batch], self.pad_id, MULTIPLE)
+            tgt, tgt_lengths = pad([[*targets[i], self.eos_id] for i in batch], self.pad_id, MULTIPLE)
+            src, tgt = src.to(self.device), tgt.to(self.device)
+            src_mask = padding_mask(src_lengths, src.size(1)).to(self.device)
+            tgt_mask = padding_mask(tgt_lengths, tgt.size(1)).to(self.device)
+            probs = [m.project(m(src, src_mask, tgt)).float().log_softmax(-1) for m in self.models]  # (B, T, V)
+            chosen = torch.stack([p.gather(2, tgt[:, :, None])[:, :, 0] for p in probs])
+            log_probs = chosen.logsumexp(0) - torch.tensor(len(self.models)).log()
+            for i, value in zip(batch, (log_probs * tgt_mask).sum(1).tolist(), strict=True):
+                result[i] = value
+        return result
+
+
+def round_up(number: int) -> int:
+    """To a multiple of 16."""
+    return -(-number // MULTIPLE) * MULTIPLE

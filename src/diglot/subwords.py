@@ -1,0 +1,121 @@
+"""Text to pieces and back, with SentencePiece. Special ids live here alone.
+
+A vocabulary that is learnt here begins with padding, end, unknown and 64 ids kept for tags and placeholders, so that
+a model can later take on languages without a new vocabulary. Byte fallback spells what it has never seen: there is
+no unknown piece. Text is never changed but for NFC, control characters and runs of spaces.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from diglot.errors import TextError
+
+NUM_RESERVED = 64
+LEARNING_LINES = 2_000_000  # of a larger corpus a random sample is learnt from
+LEARNING_BYTES = 4192  # SentencePiece passes over longer lines
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+SPELLS_CONTROL = re.compile(r"<0x(?:[01][0-9A-F]|7F)>")  # a line feed among them: it would break a line in two
+
+
+def clean(text: str) -> str:
+    """What the network sees of a text: NFC, control characters as spaces."""
+    return unicodedata.normalize("NFC", CONTROL.sub(" ", text))
+
+
+class Subwords:
+    """A vocabulary of pieces.
+
+    >>> subwords = learn(["the cat sat", "the hat"] * 50, size=400)
+    >>> subwords.decode(subwords.encode("the cat sat"))
+    'the cat sat'
+    >>> subwords.decode(subwords.encode("好 ☃"))  # never seen, spelt in bytes
+    '好 ☃'
+    """
+
+    def __init__(self, proto: bytes):
+        self.proto = proto
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        self.num_pieces: int = self._processor.vocab_size()
+        self.eos_id: int = self._processor.eos_id()
+        if self.eos_id < 0:
+            raise TextError("this SentencePiece model has no end piece; train it with --eos_id=1 (and --pad_id=0).")
+        # padding is masked everywhere, so any id serves where a model has none of its own
+        self.pad_id: int = self._processor.pad_id() if self._processor.pad_id() >= 0 else self.eos_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Subwords) and self.proto == other.proto
+
+    def __hash__(self) -> int:
+        return hash(self.proto)
+
+    def encode(self, text: str) -> list[int]:
+        """The pieces of a text, without an end piece."""
+        return self._processor.encode(clean(text))
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The pieces of each text, many at a time."""
+        return self._processor.encode([clean(text) for text in texts])
+
+    def decode(self, pieces: Sequence[int]) -> str:
+        """The text of pieces; special ids say nothing."""
+        return self._processor.decode(list(pieces))
+
+    def words(self, pieces: Sequence[int]) -> list[str]:
+        """The pieces as written, with SentencePiece's mark before each word."""
+        return self._processor.id_to_piece(list(pieces))
+
+    def unwritable(self) -> list[int]:
+        """Ids that a translation must not contain: special ones but the end, and bytes that spell control characters."""
+        sp = self._processor
+        return [
+            i
+            for i in range(self.num_pieces)
+            if i != self.eos_id
+            and (sp.is_control(i) or sp.is_unknown(i) or SPELLS_CONTROL.fullmatch(sp.id_to_piece(i)))
+        ]
+
+
+def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
+    """Learn at most `size` pieces (fewer where the text does not hold so many) by `kind`, "unigram" or "bpe"."""
+    model = io.BytesIO()
+    sentencepiece.set_random_generator_seed(1)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(clean(line) for line in lines),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=size,
+            hard_vocab_limit=False,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            control_symbols=[f"<reserved{i}>" for i in range(NUM_RESERVED)],
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            input_sentence_size=LEARNING_LINES,
+            shuffle_input_sentence=True,
+            max_sentence_length=LEARNING_BYTES,
+            num_threads=8,  # fixed: sums over threads, and so the pieces, depend on their number
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise TextError(f"SentencePiece cannot learn subwords from this text ({error}); is there enough of it?") from None
+    return Subwords(model.getvalue())
+
+
+def load_subwords(path: Path) -> Subwords:
+    """Read a SentencePiece model."""
+    try:
+        return Subwords(path.read_bytes())
+    except OSError as error:
+        raise TextError(f"cannot read the subwords {path}: {error.strerror}.") from None
+    except RuntimeError:
+        raise TextError(f"{path} is not a SentencePiece model.") from None

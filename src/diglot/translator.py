@@ -1,0 +1,210 @@
+"""Text in, text out: the facade over a model directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.checkpoint import StoredModel, load_model
+from diglot.config import SearchConfig, update_section
+from diglot.engines.torch import TorchEngine
+from diglot.errors import ConfigError
+from diglot.search import Hypothesis, length_penalty
+from diglot.segments import Segment, split
+
+WINDOW = 2048  # lines that are sorted into batches together
+LONGEST_UNRECORDED = 200  # source pieces at once, of a model that does not say what it was trained on
+WITHOUT_SPACES = {"zh", "ja", "th", "lo", "km", "my", "yue", "bo"}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one text."""
+
+    text: str
+    score: float  # log_prob / length_penalty(num_pieces): what the search maximizes
+    log_prob: float  # natural logarithm of the probability of the pieces, with each segment's end
+    num_pieces: int  # with each segment's end
+    num_segments: int = 1  # into which a long text was split
+    hit_bound: bool = False  # a segment was ended by the bound on its length
+    others: tuple[Translation, ...] = ()  # the next best ones, with num_best above 1
+
+
+def load(
+    path: str | Path, *others: str | Path, device: str = "auto", precision: str = "fp32", threads: int = 0
+) -> Translator:
+    """Load a model directory (or a run's); with several, their ensemble.
+
+    >>> import diglot
+    >>> model = diglot.load("runs/deen/model")  # doctest: +SKIP
+    >>> model.translate(["Ein Hund rennt."])[0].text  # doctest: +SKIP
+    'A dog is running.'
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    return Translator([load_model(Path(name)) for name in (path, *others)], device=device, precision=precision)
+
+
+class Translator:
+    """Translates and scores with a model, or with an ensemble of models of the same vocabularies."""
+
+    def __init__(self, stored: Sequence[StoredModel], *, device: str = "auto", precision: str = "fp32"):
+        first = stored[0]
+        for other in stored[1:]:
+            if (other.src_subwords, other.tgt_subwords) != (first.src_subwords, first.tgt_subwords):
+                raise ConfigError(
+                    f"{first.path} and {other.path} have different vocabularies; an ensemble needs the same subwords."
+                )
+        if precision not in ("fp32", "bf16"):
+            raise ConfigError(f"precision '{precision}' is none of: fp32, bf16.")
+        self.path, self.spec = first.path, first.spec
+        self.src_subwords, self.tgt_subwords = first.src_subwords, first.tgt_subwords
+        self.num_parameters = sum(p.numel() for one in stored for p in one.model.parameters())
+        self.engine = TorchEngine(
+            [one.model for one in stored],
+            pad_id=self.tgt_subwords.pad_id,
+            eos_id=self.tgt_subwords.eos_id,
+            unwritable=self.tgt_subwords.unwritable(),
+            device=choose_device(device),
+            bf16=precision == "bf16",
+        )
+
+    def translate(
+        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, **options: Any
+    ) -> list[Translation]:
+        """Translate each text. Options are those of the recipe's [search]: beam_size, num_best, method, ...
+
+        prefixes: what each translation has to begin with.
+        """
+        if isinstance(texts, str):
+            raise TypeError("translate takes a list of texts: write translate([text]).")
+        if prefixes is not None and len(prefixes) != len(texts):
+            raise ConfigError(f"there are {len(texts)} texts and {len(prefixes)} prefixes; each text needs one.")
+        return self._translate(texts, self.search_config(options), prefixes, first_line=0)
+
+    def translate_lines(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
+        """Translate lines as they arrive, in order and in bounded memory.
+
+        Whatever has arrived when a batch is done makes up the next one, up to a window of lines.
+        """
+        config = self.search_config(options)
+        done = 0
+        for window in arriving(lines, WINDOW):
+            yield from self._translate(window, config, None, first_line=done)
+            done += len(window)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], **options: Any) -> list[Translation]:
+        """The given targets as translations of the sources, with the scores that the search would give them."""
+        if len(sources) != len(targets):
+            raise ConfigError(f"there are {len(sources)} sources and {len(targets)} targets; each source needs one.")
+        alpha = self.search_config(options).length_penalty
+        encoded = self.tgt_subwords.encode_all(targets)
+        log_probs = self.engine.score(self.src_subwords.encode_all(sources), encoded)
+        return [
+            Translation(text, log_prob / length_penalty(len(pieces) + 1, alpha), log_prob, len(pieces) + 1)
+            for text, pieces, log_prob in zip(targets, encoded, log_probs, strict=True)
+        ]
+
+    def search_config(self, options: dict[str, Any]) -> SearchConfig:
+        """The model's own search with other options."""
+        return update_section(self.spec.search, options)
+
+    def _translate(
+        self, texts: Sequence[str], config: SearchConfig, prefixes: Sequence[str] | None, first_line: int
+    ) -> list[Translation]:
+        limit = config.max_segment or LONGEST_UNRECORDED
+        leads: list[str] = []
+        segments: list[list[Segment]] = []
+        for text in texts:
+            lead, parts = split(text, lambda part: len(self.src_subwords.encode(part)) + 1, limit)
+            leads.append(lead)
+            segments.append(parts)
+        sources = self.src_subwords.encode_all([segment.text for parts in segments for segment in parts])
+        forced: list[list[int]] = []
+        seeds: list[int] = []
+        for line, parts in enumerate(segments):
+            for number in range(len(parts)):
+                has_prefix = prefixes is not None and number == 0
+                forced.append(self.tgt_subwords.encode(prefixes[line]) if prefixes and has_prefix else [])
+                seeds.append((config.seed << 40) + ((first_line + line) << 16) + number)
+        found = iter(self.engine.search(sources, config, forced, seeds))
+        return [
+            self._join(lead, parts, [next(found) for _ in parts], config)
+            for lead, parts in zip(leads, segments, strict=True)
+        ]
+
+    def _join(
+        self, lead: str, segments: list[Segment], found: list[list[Hypothesis]], config: SearchConfig
+    ) -> Translation:
+        """Put the segments' translations together; the n-th best text is made of the n-th best of each."""
+        if not segments:
+            return Translation(lead, 0.0, 0.0, 0, 0)
+        results: list[Translation] = []
+        for n in range(max(len(hypotheses) for hypotheses in found)):
+            chosen = [hypotheses[min(n, len(hypotheses) - 1)] for hypotheses in found]
+            text = lead
+            for i, (segment, hypothesis) in enumerate(zip(segments, chosen, strict=True)):
+                text += self.tgt_subwords.decode(hypothesis.pieces)
+                text += segment.space if i == len(segments) - 1 else self._space_between(segment.space)
+            log_prob = sum(hypothesis.log_prob for hypothesis in chosen)
+            num_pieces = sum(len(hypothesis.pieces) + 1 for hypothesis in chosen)
+            score = log_prob / length_penalty(num_pieces, config.length_penalty)
+            hit_bound = any(hypothesis.hit_bound for hypothesis in chosen)
+            results.append(Translation(text, score, log_prob, num_pieces, len(segments), hit_bound))
+        return dataclasses.replace(results[0], others=tuple(results[1:]))
+
+    def _space_between(self, space: str) -> str:
+        """White space between segments as the target language writes it: Chinese has none where English has one."""
+        if self.spec.languages.tgt.split("-")[0].split("_")[0] in WITHOUT_SPACES:
+            return "" if space == " " else space
+        return space or " "
+
+
+def choose_device(device: str) -> str:
+    """A GPU where there is one, if the choice is left to us."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': PyTorch finds no GPU here; use cpu, or install PyTorch for your GPU.")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device '{device}' is none of: auto, cpu, cuda.")
+    return device
+
+
+def arriving(lines: Iterable[str], window: int) -> Iterator[list[str]]:
+    """Lists of the lines that have arrived, at most `window` each; a thread reads at most that much ahead."""
+    waiting: queue.Queue[str | BaseException | None] = queue.Queue(window)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                waiting.put(line)
+            waiting.put(None)
+        except BaseException as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        found: list[str] = []
+        item = waiting.get()
+        while isinstance(item, str):
+            found.append(item)
+            if len(found) == window:
+                break
+            try:
+                item = waiting.get_nowait()
+            except queue.Empty:
+                break
+        if found:
+            yield found
+        if isinstance(item, BaseException):
+            raise item
+        if item is None:
+            return
