@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diglot.config import ModelConfig, Recipe, SearchConfig, load_recipe
     from diglot.errors import DiglotError
-    from diglot.evaluate import evaluate
     from diglot.model import (
         DecoderLayer,
         EncoderLayer,
@@ -39,7 +38,6 @@ __version__ = "0.1.0"
 _HOMES = {
     "config": ["ModelConfig", "Recipe", "SearchConfig", "load_recipe"],
     "errors": ["DiglotError"],
-    "evaluate": ["evaluate"],
     "model": [
         "DecoderLayer",
         "EncoderLayer",
@@ -74,7 +72,6 @@ __all__ = [
     "attention",
     "beam_search",
     "causal_mask",
-    "evaluate",
     "greedy_search",
     "load",
     "load_recipe",

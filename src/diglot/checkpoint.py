@@ -269,11 +269,10 @@ def link_best(run: Path, step: Path) -> None:
     new.replace(run / "best")
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest checkpoints and the best."""
-    best = (run / "best").resolve()
-    for path in list_steps(run)[:-keep]:
-        if path.resolve() != best:
+def prune(run: Path, keep: set[str], newest: int) -> None:
+    """Remove all checkpoints but those named and the newest."""
+    for path in list_steps(run)[:-newest]:
+        if path.name not in keep:
             doomed = path.with_name(TEMPORARY + path.name)
             path.rename(doomed)  # so that no half-removed directory bears its name
             shutil.rmtree(doomed, ignore_errors=True)

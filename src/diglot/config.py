@@ -297,6 +297,15 @@ def from_dict(cls: type[T], table: dict[str, Any], where: str) -> T:
     return cls(**parts)
 
 
+def update_section(section: T, options: dict[str, Any]) -> T:
+    """One section with other values, checked as those of a file are."""
+    name = type(section).__name__.removesuffix("Config").lower()
+    check_keys(Recipe, {name: options}, "options")
+    kinds = _types(type(section))
+    converted = {key: _convert(f"{name}.{key}", value, kinds[key]) for key, value in options.items()}
+    return dataclasses.replace(cast("Any", section), **converted)
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:

@@ -180,12 +180,14 @@ def runs_apart(src: NDArray[np.int64], tgt: NDArray[np.int64]) -> int:
     return int(cost.argmin())
 
 
-def lines_to_learn_from(files: Sequence[TextFile]) -> Iterator[str]:
-    """The lines that subwords are learnt from."""
+def lines_to_learn_from(files: Sequence[PairFile], src: bool, tgt: bool) -> Iterator[str]:
+    """The lines of one side or both that subwords are learnt from."""
     for file in files:
-        for start, end in file.spans():
-            if end - start <= LEARNING_BYTES:
-                yield file.data[start:end].decode()
+        for a, b, c, d in file.spans():
+            if src and b - a <= LEARNING_BYTES:
+                yield file.src.data[a:b].decode()
+            if tgt and d - c <= LEARNING_BYTES:
+                yield file.tgt.data[c:d].decode()
 
 
 @dataclass

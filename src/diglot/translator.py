@@ -133,7 +133,7 @@ class Translator:
             for number in range(len(parts)):
                 has_prefix = prefixes is not None and number == 0
                 forced.append(self.tgt_subwords.encode(prefixes[line]) if prefixes and has_prefix else [])
-                seeds.append((config.seed << 40) + ((first_line + line) << 16) + number)
+                seeds.append(((config.seed << 40) + ((first_line + line) << 16) + number) % 2**63)
         found = iter(self.engine.search(sources, config, forced, seeds))
         return [
             self._join(lead, parts, [next(found) for _ in parts], config)
