@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 POOL = 64  # updates whose pairs are sorted by length together
-BUCKETS = 8  # stretches of like length that make up an update
+BUCKETS = 4
 
 
 def updates(

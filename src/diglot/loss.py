@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 2048  # rows of logits at a time
+CHUNK_BYTES = 16 << 20  # of logits at a time: what stays in a cache, and below glibc's limit for memory that it reuses
 
 
 def smoothed_loss(
@@ -32,46 +32,42 @@ class _ProjectedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad)
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        h, w = hidden.to(dtype), weight.to(dtype)
+        b = None if bias is None else bias.to(dtype)
+        V = len(weight)
         loss = hidden.new_zeros((), dtype=torch.float64)
         nll = hidden.new_zeros((), dtype=torch.float64)
         d_hidden = torch.empty_like(hidden) if needs_grad else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_grad and bias is not None else None
-        uniform = smoothing / len(weight)
-        for start in range(0, len(hidden), CHUNK):
-            rows = slice(start, start + CHUNK)
-            logits = F.linear(hidden[rows], weight, bias).float()  # (n, V)
-            log_z = logits.logsumexp(-1)
-            at_target = logits.gather(1, target[rows, None])[:, 0]
-            chunk_nll = (log_z - at_target).sum(dtype=torch.float64)
-            nll += chunk_nll
-            if smoothing:  # sum_v q(v) (log_z - logit(v)), with q = (1 - eps) one-hot + eps / V
-                to_all = len(weight) * log_z - logits.sum(-1)
-                loss += (1 - smoothing) * chunk_nll + uniform * to_all.sum(dtype=torch.float64)
-            else:
-                loss += chunk_nll
+        chunk = max(1, CHUNK_BYTES // (4 * V))
+        for start in range(0, len(hidden), chunk):
+            rows = slice(start, start + chunk)
+            wanted = target[rows, None]
+            log_p = F.linear(h[rows], w, b).log_softmax(-1, dtype=torch.float32)  # (n, V)
+            nll_of_chunk = -log_p.gather(1, wanted).sum(dtype=torch.float64)
+            nll += nll_of_chunk
+            loss += (1 - smoothing) * nll_of_chunk
+            if smoothing:  # sum over v of -q(v) log p(v), where q = (1 - eps) one-hot + eps / V
+                loss -= smoothing / V * log_p.sum(-1).sum(dtype=torch.float64)
             if d_hidden is None or d_weight is None:
                 continue
-            d_logits = logits.sub_(log_z[:, None]).exp_()  # the softmax, less q
+            d_logits = log_p.exp_()  # p - q
             if smoothing:
-                d_logits -= uniform
-            d_logits[torch.arange(len(d_logits), device=d_logits.device), target[rows]] -= 1 - smoothing
-            d_hidden[rows] = d_logits @ weight
-            d_weight += d_logits.t() @ hidden[rows]
+                d_logits -= smoothing / V
+            d_logits.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=torch.float32))
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
+            d_logits = d_logits.to(dtype)
+            d_hidden[rows] = d_logits @ w
+            d_weight += d_logits.t() @ h[rows]
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight, d_bias = ctx.saved_tensors
-        scale = grads[0]
-        return (
-            d_hidden * scale.to(d_hidden.dtype),
-            d_weight * scale.to(d_weight.dtype),
-            None if d_bias is None else d_bias * scale.to(d_bias.dtype),
-            None,
-            None,
-        )
+        scaled = (None if d is None else d * grads[0].to(d.dtype) for d in ctx.saved_tensors)
+        return (*scaled, None, None)

@@ -150,7 +150,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                         loss, nll = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias,
                                                   tgt[tgt_mask], recipe.train.label_smoothing)  # fmt: skip
                     (loss / num_pieces).backward()
-                    sum_loss, sum_nll = sum_loss + float(loss), sum_nll + float(nll)
+                    sum_loss, sum_nll = sum_loss + loss.item(), sum_nll + nll.item()
                 norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.clip_norm or math.inf))
                 if math.isfinite(sum_loss) and math.isfinite(norm):
                     for group in optimizer.param_groups:
