@@ -45,9 +45,7 @@ def num_updates_of_epoch(tgt_pieces: NDArray[np.int32], update_pieces: int) -> i
     return max(1, round(int(tgt_pieces.sum(dtype=np.int64)) / update_pieces))
 
 
-def cut_evenly(
-    rows: NDArray[np.int64], pieces: NDArray[np.int32], shares: Sequence[int]
-) -> list[NDArray[np.int64]]:
+def cut_evenly(rows: NDArray[np.int64], pieces: NDArray[np.int32], shares: Sequence[int]) -> list[NDArray[np.int64]]:
     """Cut rows, in order, into parts whose pieces are as the shares."""
     upto = np.cumsum(pieces[rows], dtype=np.int64)
     ends = upto[-1] * np.cumsum(shares)[:-1] / sum(shares)

@@ -73,7 +73,8 @@ def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise CheckpointError(
-            f"cannot write {path}: {error.strerror}. What was saved before is intact; make room or choose another place."
+            f"cannot write {path}: {error.strerror}. What was saved before is intact; "
+            "make room or choose another place."
         ) from None
 
 
@@ -244,7 +245,8 @@ def step_path(run: Path, update: int) -> Path:
 def list_steps(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     return sorted(
-        (path for path in run.glob("step-*") if path.is_dir() and path.name[5:].isdigit()), key=lambda p: int(p.name[5:])
+        (path for path in run.glob("step-*") if path.is_dir() and path.name[5:].isdigit()),
+        key=lambda p: int(p.name[5:]),
     )
 
 

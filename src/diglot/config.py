@@ -20,10 +20,15 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None
+    default: Any,
+    meaning: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
 ) -> Any:
     """A field with its meaning and its bounds."""
-    return field(default=default, metadata={"help": help, "choices": choices, "low": low, "high": high})
+    return field(default=default, metadata={"help": meaning, "choices": choices, "low": low, "high": high})
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,9 @@ class DataConfig:
     drop_duplicates: bool = option(False, "drop a pair that stood in the corpus before")
     drop_same: bool = option(False, "drop a pair whose sides are the same text")
     micro_batch: int = option(
-        8192, "padded pieces, both sides together, that go through the network at once: memory, not learning", low=1
+        8192,
+        "padded pieces, both sides together, that go through the network at once: memory, not learning",
+        low=1,
     )
 
     def __post_init__(self) -> None:
@@ -122,7 +129,8 @@ class DataConfig:
             num_one, num_two = len(getattr(self, one)), len(getattr(self, two))
             if num_one != num_two:
                 raise ConfigError(
-                    f"data.{one} names {num_one} files and data.{two} {num_two}: each source file needs its translation."
+                    f"data.{one} names {num_one} files and data.{two} {num_two}: "
+                    "each source file needs its translation."
                 )
 
 
@@ -145,7 +153,9 @@ class TrainConfig:
     log_every: int = option(50, "updates between lines of log.jsonl", low=1)
     tensorboard: bool = option(False, "curves for TensorBoard too (pip install 'diglot[track]')")
     precision: str = option(
-        "auto", "of the matrix products; auto: bf16 where the processor has it", choices=("auto", "fp32", "bf16")
+        "auto",
+        "of the matrix products; auto: bf16 where the processor has it",
+        choices=("auto", "fp32", "bf16"),
     )
     device: str = option("auto", "auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
     threads: int = option(0, "CPU threads; 0: one a core", low=0)

@@ -161,10 +161,14 @@ def check_line_counts(pair: PairFile) -> None:
     src, tgt = pair.src, pair.tgt
     if src.num_lines == tgt.num_lines:
         return
-    message = f"{src.path} has {src.num_lines:,} lines and {tgt.path} has {tgt.num_lines:,}; they must match line by line."
+    message = (
+        f"{src.path} has {src.num_lines:,} lines and {tgt.path} has {tgt.num_lines:,}; they must match line by line."
+    )
     if src.num_lines and tgt.num_lines:
         lengths = [np.array([end - start for start, end in side.spans()], dtype=np.int64) for side in (src, tgt)]
-        message += f" Their lengths run apart at line {runs_apart(*lengths) + 1:,}: look there for a missing or extra line."
+        message += (
+            f" Their lengths run apart at line {runs_apart(*lengths) + 1:,}: look there for a missing or extra line."
+        )
     raise TextError(message)
 
 
@@ -293,13 +297,13 @@ def index_corpus(
         corpus.pairs = np.concatenate(blocks)
     blocks.clear()
     if config.drop_same:
-        corpus._drop(corpus.pairs["src_hash"] == corpus.pairs["tgt_hash"], "same text", drops)  # noqa: SLF001
+        corpus._drop(corpus.pairs["src_hash"] == corpus.pairs["tgt_hash"], "same text", drops)
     if config.drop_duplicates:
         keys = np.stack((corpus.pairs["src_hash"], corpus.pairs["tgt_hash"]), axis=1)
         _, first = np.unique(keys, axis=0, return_index=True)
         again = np.ones(len(corpus), dtype=np.bool_)
         again[first] = False
-        corpus._drop(again, "duplicate", drops)  # noqa: SLF001
+        corpus._drop(again, "duplicate", drops)
     return corpus
 
 

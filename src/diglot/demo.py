@@ -18,14 +18,20 @@ from diglot.config import Recipe, load_recipe
 TEST_SHARE = 5  # a fifth of all values are for testing
 KINDS = ("number", "date", "time", "price")
 
-EN_ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-seventeen eighteen nineteen""".split()
+EN_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
 EN_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
-EN_MONTHS = """January February March April May June July August September October November December""".split()
-EN_ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
-               "twelve": "twelfth", "twenty": "twentieth", "thirty": "thirtieth"}  # fmt: skip
-DE_ONES = """null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn
-siebzehn achtzehn neunzehn""".split()
+EN_MONTHS = "January February March April May June July August September October November December".split()
+EN_ORDINALS = {
+    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
+    "twelve": "twelfth", "twenty": "twentieth", "thirty": "thirtieth",
+}  # fmt: skip
+DE_ONES = (
+    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn "
+    "siebzehn achtzehn neunzehn"
+).split()
 DE_TENS = "_ _ zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 DE_MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
 DAYS_OF_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -150,7 +156,7 @@ class Value:
     @property
     def is_for_testing(self) -> bool:
         """By the hash of its English: the same on every machine. The twelve half hours cannot be told from others
-        (who never heard that "half past six" is "halb sieben" cannot know it), so all are for training."""  # noqa: D205, D209
+        (who never heard that "half past six" is "halb sieben" cannot know it), so all are for training."""
         if self.english.startswith("half past"):
             return False
         return zlib.crc32(f"{self.kind} {self.english}".encode()) % TEST_SHARE == 0
@@ -178,7 +184,10 @@ def draw_value(rng: random.Random, kind: str, is_for_testing: bool) -> Value:
                 hour, minute = rng.randrange(12), rng.randrange(60)
                 value = Value(kind, english_time(hour, minute), german_time(hour, minute))
             case _:
-                euros, cents = rng.randrange(1, 10 ** rng.randint(1, 4)), rng.choice((0, rng.randrange(1, 100)))
+                euros, cents = (
+                    rng.randrange(1, 10 ** rng.randint(1, 4)),
+                    rng.choice((0, rng.randrange(1, 100))),
+                )
                 value = Value("price", english_price(euros, cents), german_price(euros, cents))
         if value.is_for_testing == is_for_testing:
             return value

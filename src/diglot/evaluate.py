@@ -60,7 +60,8 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Refuse to compare texts of unequal length."""
     if len(hypotheses) != len(references):
         raise TextError(
-            f"there are {len(hypotheses):,} translations and {len(references):,} references; they must match line by line."
+            f"there are {len(hypotheses):,} translations and {len(references):,} references; "
+            "they must match line by line."
         )
     if not references:
         raise TextError("there is no line to evaluate.")

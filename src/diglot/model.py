@@ -222,7 +222,11 @@ def stack_norm(config: ModelConfig) -> nn.Module:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: Callable[[Tensor], Tensor] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """3.2.1, equation (1): softmax(Q K^T / sqrt(d_k)) V, and the weights, which are the softmax.
 

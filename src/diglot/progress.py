@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 SECONDS_BETWEEN_LINES = 30  # where there is no terminal to draw a bar on
@@ -33,7 +40,11 @@ class Reporter:
             yield self._lines(what, total, done)
             return
         columns = (
-            [TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.completed:,}/{task.total:,}")]
+            [
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:,}/{task.total:,}"),
+            ]
             if total
             else [SpinnerColumn(), TextColumn("{task.description}")]
         )

@@ -91,9 +91,7 @@ def beam_search(
     return [sorted(hypotheses, key=lambda h: -h.score)[:num_best] for hypotheses in found]
 
 
-def is_done(
-    found: list[Hypothesis], best_open: float, bound: int, beam_size: int, alpha: float, num_best: int
-) -> bool:
+def is_done(found: list[Hypothesis], best_open: float, bound: int, beam_size: int, alpha: float, num_best: int) -> bool:
     """Whether a source's search may end; a log-probability only falls, so best_open / lp(bound) is a limit."""
     if best_open == -math.inf or len(found) >= beam_size:
         return True
@@ -111,7 +109,9 @@ def greedy_search(
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The most probable piece at every step: one hypothesis for each source."""
-    return single_paths(step, max_lengths, eos_id, lambda log_probs, rows, length: log_probs.argmax(-1), alpha, prefixes)
+    return single_paths(
+        step, max_lengths, eos_id, lambda log_probs, rows, length: log_probs.argmax(-1), alpha, prefixes
+    )
 
 
 def sampling_search(

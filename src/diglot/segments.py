@@ -76,7 +76,9 @@ def cut(text: str, pattern: re.Pattern[str]) -> list[str]:
     start = 0
     for match in pattern.finditer(text):
         end = match.end()
-        if pattern is SENTENCE and (text[end : end + 1].islower() or ABBREVIATION.search(text[max(start, end - 9) : end])):
+        if pattern is SENTENCE and (
+            text[end : end + 1].islower() or ABBREVIATION.search(text[max(start, end - 9) : end])
+        ):
             continue
         pieces.append(text[start:end])
         start = end

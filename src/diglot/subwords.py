@@ -72,7 +72,7 @@ class Subwords:
         return self._processor.id_to_piece(list(pieces))
 
     def unwritable(self) -> list[int]:
-        """Ids that a translation must not contain: special ones but the end, and bytes that spell control characters."""
+        """Ids that no translation may contain: special ones but the end, and bytes that spell control characters."""
         sp = self._processor
         return [
             i
@@ -107,7 +107,9 @@ def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise TextError(f"SentencePiece cannot learn subwords from this text ({error}); is there enough of it?") from None
+        raise TextError(
+            f"SentencePiece cannot learn subwords from this text ({error}); is there enough of it?"
+        ) from None
     return Subwords(model.getvalue())
 
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import fcntl
-import json
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,23 +28,20 @@ import diglot
 from diglot import checkpoint
 from diglot.batching import micro_batches, num_updates_of_epoch, pad, updates
 from diglot.checkpoint import StoredModel, load_model
-from diglot.config import ModelSpec, Recipe, differences, from_dict, read_toml, to_toml
+from diglot.config import ModelSpec, Recipe
 from diglot.corpus import Corpus, PairFile, index_corpus, lines_to_learn_from, open_pairs
-from diglot.errors import CheckpointError, ConfigError, TextError, TrainingError
+from diglot.errors import ConfigError, TextError, TrainingError
 from diglot.evaluate import Score, bleu
 from diglot.loss import smoothed_loss
 from diglot.model import Transformer, padding_mask
 from diglot.progress import Reporter
+from diglot.run import Log, TrainingState, begin, in_use, restore, save
 from diglot.schedule import lrate, make_optimizer
 from diglot.subwords import Subwords, learn, load_subwords
 from diglot.translator import Translator, choose_device
 
 SKIPS_IN_A_ROW = 10
 NUM_SAMPLES = 3  # translations shown at each validation
-TRAINING_STATE = "training.safetensors"
-# what may differ from run to run of one recipe: it changes where, how long or how visibly a model is trained
-FREE_KEYS = {"train.out", "train.device", "train.threads", "train.log_every", "train.tensorboard", "train.max_updates",
-             "train.patience"}  # fmt: skip
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -56,24 +50,6 @@ class Interrupted(Exception):  # noqa: N818
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
         self.signal_number = signal_number
-
-
-@dataclass
-class TrainingState:
-    """Where a run stands; with the weights and the optimizer's moments it is all that going on needs."""
-
-    update: int = 0
-    epoch: int = 0
-    update_of_epoch: int = 0
-    pieces: int = 0  # target pieces seen
-    seconds: float = 0.0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    best_bleu: float = -1.0
-    best_update: int = 0
-    stale: int = 0  # validations since the best
-    validated: list[int] = field(default_factory=list[int])  # updates whose checkpoints may be averaged
-    corpus: str = ""  # fingerprint
 
 
 @dataclass(frozen=True)
@@ -190,27 +166,6 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
 # ------------------------------------------------------------------- before the first update
 
 
-@contextmanager
-def in_use(run: Path, recipe: Recipe) -> Iterator[None]:
-    """Make the run directory ours, or refuse: two processes in one would destroy each other's work."""
-    if not recipe.train.out:
-        raise ConfigError("where to? Name the run directory: --out runs/NAME, or train.out in the recipe.")
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        foreign = [path.name for path in run.iterdir() if path.name != ".lock"]
-        if foreign and not (run / "config.toml").exists() and set(foreign) != {"text"}:
-            raise ConfigError(f"{run} holds other files ({sorted(foreign)[0]}); name a new or empty directory with --out.")
-        lock = (run / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"cannot write to {run}: {error.strerror}.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainingError(f"{run} is in use by another process; wait for it, or choose another --out.") from None
-        yield
-
-
 def resolve(recipe: Recipe) -> tuple[Recipe, StoredModel | None]:
     """Check what only files can tell; with train.init, its network and languages become the recipe's."""
     data = recipe.data
@@ -231,36 +186,19 @@ def resolve(recipe: Recipe) -> tuple[Recipe, StoredModel | None]:
     return dataclasses.replace(recipe, model=model, languages=languages, subwords=subwords), init
 
 
-def begin(run: Path, recipe: Recipe, changed: frozenset[str]) -> None:
-    """Write the resolved recipe; refuse to go on with a run that was begun with another."""
-    checkpoint.sweep(run)
-    path = run / "config.toml"
-    if path.exists() and checkpoint.list_steps(run):
-        old = from_dict(Recipe, read_toml(path), str(path))
-        differ = {k: v for k, v in differences(old, recipe).items() if k not in FREE_KEYS | changed}
-        if differ:
-            listed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items())
-            again = " ".join(f"{key}=..." for key in differ)
-            raise ConfigError(
-                f"{run} was begun with another recipe: {listed}. Choose another --out, or go on with the change: "
-                f"diglot train {run} {again}"
-            )
-    checkpoint.replace_file(path, to_toml(recipe).encode())
-
-
 def choose_precision(config: Any) -> bool:
     """Whether matrix products are done in bf16: where the processor has instructions for it, if left to us."""
     if config.precision != "auto":
         return config.precision == "bf16"
     if choose_device(config.device) == "cuda":
         return torch.cuda.is_bf16_supported()
-    capabilities = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    capabilities = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
     return capabilities[1]
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed tensors for the next step: returning them to the system and faulting them in again costs
-    more than half of the time of a step."""  # noqa: D205, D209
+    more than half of the time of a step."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
@@ -297,7 +235,12 @@ def get_subwords(
 
 
 def read_corpora(
-    recipe: Recipe, files: list[PairFile], src_subwords: Subwords, tgt_subwords: Subwords, run: Path, reporter: Reporter
+    recipe: Recipe,
+    files: list[PairFile],
+    src_subwords: Subwords,
+    tgt_subwords: Subwords,
+    run: Path,
+    reporter: Reporter,
 ) -> tuple[Corpus, tuple[list[str], list[str]]]:
     """The pairs to train on and the text to validate on; what is dropped is counted, and listed in dropped.tsv."""
     data = recipe.data
@@ -326,35 +269,10 @@ def read_corpora(
         reporter.say(f"Of {num_lines:,} pairs {reasons}; see {run / 'dropped.tsv'}.")
     if not len(corpus) or not valid[0]:
         raise TextError(
-            f"of {num_lines:,} pairs {len(corpus):,} are left to train on and {len(valid[0]):,} to validate on: too few. "
-            f"{run / 'dropped.tsv'} lists the others with the reason."
+            f"of {num_lines:,} pairs {len(corpus):,} are left to train on and {len(valid[0]):,} to validate on: "
+            f"too few. {run / 'dropped.tsv'} lists the others with the reason."
         )
     return corpus, valid
-
-
-def restore(
-    path: Path, stored: StoredModel, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str
-) -> TrainingState:
-    """Weights, moments and counters as the checkpoint has them."""
-    try:
-        state = TrainingState(**json.loads((path / "state.json").read_bytes()))
-        moments = checkpoint.read_tensors(path / TRAINING_STATE)
-        steps = moments["step"]
-    except (OSError, ValueError, TypeError, KeyError):
-        raise CheckpointError(f"{path} is no checkpoint to go on from: its training state is missing or broken.") from None
-    if state.corpus != fingerprint:
-        raise TextError(
-            f"the corpus is not the one that {path.parent} was begun with; give back the old text, or begin a new run "
-            f"with train.init={path}"
-        )
-    checkpoint.put_weights(model, checkpoint.weights_of(stored.model))
-    for name, parameter in model.named_parameters():
-        optimizer.state[parameter] = {
-            "step": steps.clone(),
-            "exp_avg": moments[f"exp_avg.{name}"].to(parameter.device),
-            "exp_avg_sq": moments[f"exp_avg_sq.{name}"].to(parameter.device),
-        }
-    return state
 
 
 def say_what_begins(
@@ -372,8 +290,8 @@ def say_what_begins(
     epoch = num_updates_of_epoch(corpus.pairs["tgt_pieces"], recipe.train.update_pieces)
     doing = f"Going on after update {state.update:,}" if state.update else "Training"
     reporter.say(
-        f"{doing}: {len(corpus):,} pairs, {len(valid[0]):,} to validate on; {num / 1e6:.2f} M parameters on {device} in "
-        f"{'bf16' if bf16 else 'fp32'}; {recipe.train.max_updates:,} updates at most, {epoch:,} an epoch."
+        f"{doing}: {len(corpus):,} pairs, {len(valid[0]):,} to validate on; {num / 1e6:.2f} M parameters on {device} "
+        f"in {'bf16' if bf16 else 'fp32'}; {recipe.train.max_updates:,} updates at most, {epoch:,} an epoch."
     )
 
 
@@ -425,8 +343,8 @@ def skip(state: TrainingState, reporter: Reporter, loss: float, norm: float) -> 
     reporter.say(f"update {state.update + 1:,} is skipped: its loss is {loss}, the norm of its gradient {norm}.")
     if state.skipped_in_a_row >= SKIPS_IN_A_ROW:
         raise TrainingError(
-            f"{SKIPS_IN_A_ROW} updates in a row had no finite gradient, up to update {state.update + 1:,}: training has "
-            "diverged. Lower train.learning_rate_scale, raise train.warmup_steps, or set train.clip_norm=1."
+            f"{SKIPS_IN_A_ROW} updates in a row had no finite gradient, up to update {state.update + 1:,}: "
+            "training has diverged. Lower train.learning_rate_scale, raise train.warmup_steps, or set train.clip_norm=1."
         )
 
 
@@ -438,7 +356,11 @@ class Meter:
 
     def add(self, loss: float, nll: float, pieces: int) -> None:
         """Count an update."""
-        self.sum_loss, self.sum_nll, self.pieces = self.sum_loss + loss, self.sum_nll + nll, self.pieces + pieces
+        self.sum_loss, self.sum_nll, self.pieces = (
+            self.sum_loss + loss,
+            self.sum_nll + nll,
+            self.pieces + pieces,
+        )
 
     @property
     def loss(self) -> float:
@@ -456,46 +378,8 @@ class Meter:
         return self.pieces / max(1e-9, time.monotonic() - self.begun)
 
 
-class Log:
-    """log.jsonl, and TensorBoard's files on request."""
-
-    def __init__(self, run: Path, update: int, tensorboard: bool):
-        self.path = run / "log.jsonl"
-        kept: list[str] = []
-        if update and self.path.exists():  # lines after the checkpoint are about to be written again
-            for line in self.path.read_text(encoding="utf-8").split("\n"):
-                try:
-                    kept += [line] if json.loads(line)["update"] <= update else []
-                except (ValueError, KeyError, TypeError):
-                    continue  # half a line, of a killed process
-        checkpoint.replace_file(self.path, "".join(line + "\n" for line in kept).encode())
-        self.file = self.path.open("a", encoding="utf-8")
-        self.board: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ConfigError("train.tensorboard needs TensorBoard: pip install 'diglot[track]'") from None
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=update)  # pyright: ignore[reportUnknownVariableType]
-
-    def write(self, update: int, **values: Any) -> None:
-        """One line."""
-        self.file.write(json.dumps({"update": update, **values}) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self.board.add_scalar(name, value, update)
-
-    def close(self) -> None:
-        """Write what is still to be written."""
-        self.file.close()
-        if self.board is not None:
-            self.board.close()
-
-
 @contextmanager
-def signals() -> Iterator[list[int]]:
+def signals() -> Generator[list[int]]:
     """Collect SIGINT and SIGTERM, to be obeyed between two updates; a second one is obeyed at once."""
     caught: list[int] = []
 
@@ -526,7 +410,13 @@ def validate(stored: StoredModel, valid: tuple[list[str], list[str]], device: st
     found = [one.text for one in translator.translate(src, method=method, num_best=1)]
     score = bleu(found, tgt, stored.spec.languages.tgt)
     samples = [{"src": src[i], "ref": tgt[i], "out": found[i]} for i in range(min(NUM_SAMPLES, len(src)))]
-    return {"nll": nll, "ppl": math.exp(min(nll, 700)), "bleu": score.value, "signature": score.signature, "samples": samples}
+    return {
+        "nll": nll,
+        "ppl": math.exp(min(nll, 700)),
+        "bleu": score.value,
+        "signature": score.signature,
+        "samples": samples,
+    }
 
 
 def judge(state: TrainingState, scores: dict[str, Any]) -> None:
@@ -547,30 +437,6 @@ def show(reporter: Reporter, state: TrainingState, scores: dict[str, Any]) -> No
     )
     for sample in scores["samples"]:
         reporter.say(f"    {sample['src']}\n  → {sample['out']}")
-
-
-def save(run: Path, stored: StoredModel, optimizer: torch.optim.Optimizer, state: TrainingState, average: int) -> None:
-    """Write a checkpoint and remove those that nothing needs any more."""
-    moments: dict[str, Tensor] = {}
-    for name, parameter in stored.model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            moments["step" if key == "step" else f"{key}.{name}"] = value.cpu().contiguous()
-    moments.setdefault("step", torch.tensor(0.0))
-    for name, parameter in stored.model.named_parameters():  # before the first step there are no moments
-        for key in ("exp_avg", "exp_avg_sq"):
-            moments.setdefault(f"{key}.{name}", torch.zeros_like(parameter, device="cpu"))
-    card = f"A checkpoint of a training run, after update {state.update}.\n"
-    files = checkpoint.model_files(
-        stored.spec, checkpoint.weights_of(stored.model), stored.src_subwords, stored.tgt_subwords, card
-    )
-    files[TRAINING_STATE] = safetensors.torch.save(moments)
-    files["state.json"] = (json.dumps(dataclasses.asdict(state), indent=1) + "\n").encode()
-    path = checkpoint.step_path(run, state.update)
-    checkpoint.write_directory(path, files)
-    if state.best_update:
-        checkpoint.link_best(run, checkpoint.step_path(run, state.best_update))
-    keep = {*state.validated[-average:], state.best_update}
-    checkpoint.prune(run, keep={checkpoint.step_path(run, update).name for update in keep}, newest=2)
 
 
 # ------------------------------------------------------------------- after the last update
@@ -613,22 +479,34 @@ def finish(
     )
     why = "no better BLEU for a while" if 0 < recipe.train.patience <= state.stale else "all updates done"
     skipped = f" {state.skipped:,} updates were skipped." if state.skipped else ""
-    reporter.say(f"Ended after {state.update:,} updates, {state.epoch + 1:,} epochs, {state.seconds / 60:.1f} min: {why}.{skipped}")
+    reporter.say(
+        f"Ended after {state.update:,} updates, {state.epoch + 1:,} epochs, {state.seconds / 60:.1f} min: "
+        f"{why}.{skipped}"
+    )
     reporter.say(f"The model is {run / 'model'}. To use it:\n  diglot translate {run / 'model'} FILE")
     num_parameters = sum(p.numel() for p in stored.model.parameters())
     return Summary(run / "model", state.update, state.epoch + 1, state.seconds, state.skipped, num_parameters, scores)
 
 
 def model_card(
-    stored: StoredModel, recipe: Recipe, num_pairs: int, state: TrainingState, num_averaged: int, score: Score, ppl: float
+    stored: StoredModel,
+    recipe: Recipe,
+    num_pairs: int,
+    state: TrainingState,
+    num_averaged: int,
+    score: Score,
+    ppl: float,
 ) -> str:
     """README.md of a model directory."""
     languages, data = stored.spec.languages, recipe.data
-    names = ", ".join(Path(name).name for name in (*data.src, *data.tgt, *data.tsv))
     pair = f"{languages.src or 'source'} to {languages.tgt or 'target'}"
+    names = ", ".join(Path(name).name for name in (*data.src, *data.tgt, *data.tsv))
+    size = f"{sum(p.numel() for p in stored.model.parameters()):,} parameters"
+    updates_done = f"{state.update:,} updates of about {recipe.train.update_pieces:,} target pieces"
+    licence = "not stated: it follows from the licence of the data; whoever passes this model on should write it here"
     return f"""# Translation model: {pair}
 
-A Transformer (Vaswani et al., 2017) with {sum(p.numel() for p in stored.model.parameters()):,} parameters, trained with diglot {diglot.__version__}.
+A Transformer (Vaswani et al., 2017), trained with diglot {diglot.__version__}.
 
     pip install diglot
     diglot translate PATH_OF_THIS_DIRECTORY FILE
@@ -636,8 +514,9 @@ A Transformer (Vaswani et al., 2017) with {sum(p.numel() for p in stored.model.p
 | | |
 |---|---|
 | languages | {pair} |
+| size | {size} |
 | data | {num_pairs:,} sentence pairs: {names} |
-| training | {state.update:,} updates of about {recipe.train.update_pieces:,} target pieces; mean of the last {num_averaged} checkpoints |
+| training | {updates_done}; mean of the last {num_averaged} checkpoints |
 | validation | perplexity {ppl:.2f}, {score} |
-| licence | not stated: it follows from the licence of the data; whoever passes this model on should write it here |
+| licence | {licence} |
 """
