@@ -8,6 +8,7 @@ counted, and named by file and line in a list.
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import hashlib
 import mmap
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,29 @@ def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TextError(f"cannot unpack {path}: {error}.") from None
+    except OSError as error:
+        raise TextError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def stream_lines(file: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of a stream as they arrive, checked one by one."""
+    for number, line in enumerate(file, 1):
+        line = line.removeprefix(BOM) if number == 1 else line
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            raise TextError(
+                f"{name}, line {number}, byte {error.start + 1}: 0x{line[error.start]:02X} is not UTF-8; convert the "
+                "text, as with: iconv -f LATIN1 -t UTF-8"
+            ) from None
+
+
+def open_stream(path: Path) -> BinaryIO:
+    """A text to be read line by line, unpacked if its name ends in .gz."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory")
+        return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
         raise TextError(f"cannot read {path}: {error.strerror}.") from None
 

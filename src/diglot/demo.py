@@ -8,12 +8,19 @@ a test phrase was ever seen in training.
 
 from __future__ import annotations
 
+import json
 import random
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from diglot.config import Recipe, load_recipe
+from diglot.corpus import read_lines
+from diglot.errors import ConfigError
+from diglot.progress import Reporter
+from diglot.training import train
+from diglot.translator import load
 
 TEST_SHARE = 5  # a fifth of all values are for testing
 KINDS = ("number", "date", "time", "price")
@@ -194,8 +201,8 @@ def draw_value(rng: random.Random, kind: str, is_for_testing: bool) -> Value:
 
 
 def draw_phrase(rng: random.Random, is_for_testing: bool = False) -> tuple[str, str]:
-    """One value, or two or three in a row: English and German."""
-    values = [draw_value(rng, rng.choice(KINDS), is_for_testing) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+    """One value, or two in a row: English and German."""
+    values = [draw_value(rng, rng.choice(KINDS), is_for_testing) for _ in range(rng.choice((1, 1, 1, 2)))]
     return ", ".join(value.english for value in values), ", ".join(value.german for value in values)
 
 
@@ -212,11 +219,12 @@ def draw_corpus(num: int, seed: int, is_for_testing: bool = False) -> list[tuple
 
 
 RECIPE = (
-    "subwords.size=600", "model.dropout=0.0", "train.update_pieces=3072", "train.warmup_steps=250",
-    "train.learning_rate_scale=0.8", "train.max_updates=500", "train.valid_every=100", "train.average=3",
-    "train.patience=0", "train.log_every=20", "languages.src=en", "languages.tgt=de", "search.beam_size=2",
+    "subwords.size=600", "model.dropout=0.0", "train.update_pieces=768", "train.warmup_steps=300",
+    "train.learning_rate_scale=0.8", "train.max_updates=1100", "train.valid_every=275", "train.average=1",
+    "train.patience=0", "train.log_every=20", "languages.src=en", "languages.tgt=de",
 )  # fmt: skip
 NUM_TRAIN, NUM_VALID, NUM_TEST = 30_000, 200, 2_000
+NUM_SHOWN = 5
 
 
 def write_corpus(directory: Path) -> None:
@@ -234,10 +242,52 @@ def write_corpus(directory: Path) -> None:
             (directory / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
 
 
-def demo_recipe(directory: Path) -> Recipe:
+def demo_recipe(directory: Path, threads: int = 0) -> Recipe:
     """What the demo trains: the tiny preset on the corpus in `directory`."""
     text = directory / "text"
-    files = (f"data.{key}={text / name}" for key, name in (
-        ("src", "train.en"), ("tgt", "train.de"), ("valid_src", "valid.en"), ("valid_tgt", "valid.de")
-    ))  # fmt: skip
-    return load_recipe(None, "tiny", (*RECIPE, *files, f"train.out={directory / 'run'}"))
+    files = {"src": "train.en", "tgt": "train.de", "valid_src": "valid.en", "valid_tgt": "valid.de"}
+    words = [f"data.{key}={json.dumps(str(text / name))}" for key, name in files.items()]
+    words += [f"train.out={json.dumps(str(directory / 'run'))}", f"train.threads={threads}"]
+    return load_recipe(None, "tiny", (*RECIPE, *words))
+
+
+def run_demo(directory: Path, *, threads: int = 0, ask: bool = True) -> float:
+    """Make the corpus, train, test, translate what is typed; the answer is the share of exact translations."""
+    begun = time.monotonic()
+    text = directory / "text"
+    try:
+        write_corpus(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {directory}: {error.strerror}; choose another place with --out.") from None
+    reporter = Reporter()
+    reporter.say(f"Phrases of numbers, dates, times and prices, English and German, made by rule: {text}")
+    for src, tgt in draw_corpus(NUM_SHOWN, seed=1):
+        reporter.say(f"    {src}\n    {tgt}")
+    summary = train(demo_recipe(directory, threads))
+    translator = load(summary.model)
+    src, ref = (read_lines(text / f"test.{language}") for language in ("en", "de"))
+    with reporter.bar("testing", len(src)) as advance:
+        found: list[str] = []
+        for one in translator.translate_lines(src):
+            found.append(one.text)
+            advance(1, "")
+    wrong = [i for i in range(len(src)) if found[i] != ref[i]]
+    exact = 1 - len(wrong) / len(src)
+    for i in wrong[:NUM_SHOWN]:
+        reporter.say(f"    wrong: {src[i]}\n        is {found[i]}\n    not    {ref[i]}")
+    reporter.say(
+        f"{exact:.1%} of {len(src):,} phrases are translated exactly; no number, date, time or price in them was seen "
+        f"in training. All of it took {time.monotonic() - begun:.0f} seconds."
+    )
+    if ask:
+        reporter.say("Type a phrase in English, as: twenty past seven. An empty line ends.")
+        for line in iter(lambda: input("> ").strip(), ""):
+            print(translator.translate([line])[0].text)
+    reporter.say(
+        f"Next, your own text:\n"
+        f"  diglot train --src train.de --tgt train.en --src-lang de --tgt-lang en --out runs/deen --preset tiny\n"
+        f"or look at what was made here:\n"
+        f"  echo 'twenty past seven' | diglot translate {summary.model}\n"
+        f"  diglot info {summary.model}"
+    )
+    return exact

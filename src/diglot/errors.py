@@ -22,3 +22,11 @@ class CheckpointError(DiglotError):
 
 class TrainingError(DiglotError):
     """Training cannot go on."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A signal asked for an end, and all is saved; the message says how to go on."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.signal_number = signal_number

@@ -30,7 +30,7 @@ from diglot.batching import micro_batches, num_updates_of_epoch, pad, updates
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe
 from diglot.corpus import Corpus, PairFile, index_corpus, lines_to_learn_from, open_pairs
-from diglot.errors import ConfigError, TextError, TrainingError
+from diglot.errors import ConfigError, Interrupted, TextError, TrainingError
 from diglot.evaluate import Score, bleu
 from diglot.loss import smoothed_loss
 from diglot.model import Transformer, padding_mask
@@ -42,14 +42,6 @@ from diglot.translator import Translator, choose_device
 
 SKIPS_IN_A_ROW = 10
 NUM_SAMPLES = 3  # translations shown at each validation
-
-
-class Interrupted(Exception):  # noqa: N818
-    """A signal asked training to end; all is saved."""
-
-    def __init__(self, signal_number: int, message: str):
-        super().__init__(message)
-        self.signal_number = signal_number
 
 
 @dataclass(frozen=True)
@@ -343,8 +335,8 @@ def skip(state: TrainingState, reporter: Reporter, loss: float, norm: float) -> 
     reporter.say(f"update {state.update + 1:,} is skipped: its loss is {loss}, the norm of its gradient {norm}.")
     if state.skipped_in_a_row >= SKIPS_IN_A_ROW:
         raise TrainingError(
-            f"{SKIPS_IN_A_ROW} updates in a row had no finite gradient, up to update {state.update + 1:,}: "
-            "training has diverged. Lower train.learning_rate_scale, raise train.warmup_steps, or set train.clip_norm=1."
+            f"{SKIPS_IN_A_ROW} updates in a row, up to {state.update + 1:,}, had no finite gradient: "
+            "training has diverged. Lower train.learning_rate_scale, raise train.warmup_steps or set train.clip_norm=1."
         )
 
 

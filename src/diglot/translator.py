@@ -8,18 +8,21 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import SearchConfig, update_section
 from diglot.engines.torch import TorchEngine
-from diglot.errors import ConfigError
+from diglot.errors import ConfigError, TextError
 from diglot.search import Hypothesis, length_penalty
 from diglot.segments import Segment, split
 
+T = TypeVar("T")
+
 WINDOW = 2048  # lines that are sorted into batches together
+LONGEST_SCORED = 2048  # pieces of a side
 LONGEST_UNRECORDED = 200  # source pieces at once, of a model that does not say what it was trained on
 WITHOUT_SPACES = {"zh", "ja", "th", "lo", "km", "my", "yue", "bo"}
 
@@ -89,28 +92,43 @@ class Translator:
             raise ConfigError(f"there are {len(texts)} texts and {len(prefixes)} prefixes; each text needs one.")
         return self._translate(texts, self.search_config(options), prefixes, first_line=0)
 
-    def translate_lines(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
-        """Translate lines as they arrive, in order and in bounded memory.
+    def translate_lines(self, lines: Iterable[str], *, prefix: str = "", **options: Any) -> Iterator[Translation]:
+        """Translate lines as they arrive, in order and in bounded memory; each begins with `prefix`.
 
         Whatever has arrived when a batch is done makes up the next one, up to a window of lines.
         """
         config = self.search_config(options)
         done = 0
         for window in arriving(lines, WINDOW):
-            yield from self._translate(window, config, None, first_line=done)
+            yield from self._translate(window, config, [prefix] * len(window), first_line=done)
             done += len(window)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], **options: Any) -> list[Translation]:
         """The given targets as translations of the sources, with the scores that the search would give them."""
         if len(sources) != len(targets):
             raise ConfigError(f"there are {len(sources)} sources and {len(targets)} targets; each source needs one.")
+        return list(self.score_pairs(zip(sources, targets, strict=True), **options))
+
+    def score_pairs(self, pairs: Iterable[tuple[str, str]], **options: Any) -> Iterator[Translation]:
+        """The same for pairs as they arrive, in bounded memory."""
         alpha = self.search_config(options).length_penalty
-        encoded = self.tgt_subwords.encode_all(targets)
-        log_probs = self.engine.score(self.src_subwords.encode_all(sources), encoded)
-        return [
-            Translation(text, log_prob / length_penalty(len(pieces) + 1, alpha), log_prob, len(pieces) + 1)
-            for text, pieces, log_prob in zip(targets, encoded, log_probs, strict=True)
-        ]
+        done = 0
+        for window in arriving(pairs, WINDOW):
+            sides = (
+                self.src_subwords.encode_all([src for src, _ in window]),
+                self.tgt_subwords.encode_all([tgt for _, tgt in window]),
+            )
+            for number, (src, tgt) in enumerate(zip(*sides, strict=True), done + 1):
+                if max(len(src), len(tgt)) >= LONGEST_SCORED:
+                    raise TextError(
+                        f"pair {number:,} has {max(len(src), len(tgt)):,} pieces on a side; at most {LONGEST_SCORED:,} "
+                        "can be scored at once: split it."
+                    )
+            log_probs = self.engine.score(*sides)
+            for (_, text), pieces, log_prob in zip(window, sides[1], log_probs, strict=True):
+                score = log_prob / length_penalty(len(pieces) + 1, alpha)
+                yield Translation(text, score, log_prob, len(pieces) + 1)
+            done += len(window)
 
     def search_config(self, options: dict[str, Any]) -> SearchConfig:
         """The model's own search with other options."""
@@ -127,12 +145,12 @@ class Translator:
             leads.append(lead)
             segments.append(parts)
         sources = self.src_subwords.encode_all([segment.text for parts in segments for segment in parts])
+        starts = self.tgt_subwords.encode_all(prefixes) if prefixes else [[]] * len(texts)
         forced: list[list[int]] = []
         seeds: list[int] = []
         for line, parts in enumerate(segments):
             for number in range(len(parts)):
-                has_prefix = prefixes is not None and number == 0
-                forced.append(self.tgt_subwords.encode(prefixes[line]) if prefixes and has_prefix else [])
+                forced.append(starts[line] if number == 0 else [])
                 seeds.append(((config.seed << 40) + ((first_line + line) << 16) + number) % 2**63)
         found = iter(self.engine.search(sources, config, forced, seeds))
         return [
@@ -178,24 +196,24 @@ def choose_device(device: str) -> str:
     return device
 
 
-def arriving(lines: Iterable[str], window: int) -> Iterator[list[str]]:
-    """Lists of the lines that have arrived, at most `window` each; a thread reads at most that much ahead."""
-    waiting: queue.Queue[str | BaseException | None] = queue.Queue(window)
+def arriving(items: Iterable[T], window: int) -> Iterator[list[T]]:
+    """Lists of the items that have arrived, at most `window` each; a thread reads at most that much ahead."""
+    waiting: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(window)
 
     def read() -> None:
         try:
-            for line in lines:
-                waiting.put(line)
+            for item in items:
+                waiting.put((item,))
             waiting.put(None)
         except BaseException as error:
             waiting.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        found: list[str] = []
+        found: list[T] = []
         item = waiting.get()
-        while isinstance(item, str):
-            found.append(item)
+        while isinstance(item, tuple):
+            found.append(item[0])
             if len(found) == window:
                 break
             try:

@@ -7,6 +7,7 @@ rows, so rows always come in multiples of 16, and only sources of the same padde
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -126,12 +127,20 @@ class TorchEngine:
             src, tgt = src.to(self.device), tgt.to(self.device)
             src_mask = padding_mask(src_lengths, src.size(1)).to(self.device)
             tgt_mask = padding_mask(tgt_lengths, tgt.size(1)).to(self.device)
-            probs = [m.project(m(src, src_mask, tgt)).float().log_softmax(-1) for m in self.models]  # (B, T, V)
-            chosen = torch.stack([p.gather(2, tgt[:, :, None])[:, :, 0] for p in probs])
-            log_probs = chosen.logsumexp(0) - torch.tensor(len(self.models)).log()
+            each = torch.stack([self.target_log_probs(model, src, src_mask, tgt) for model in self.models])
+            log_probs = each.logsumexp(0) - math.log(len(self.models))  # (B, T)
             for i, value in zip(batch, (log_probs * tgt_mask).sum(1).tolist(), strict=True):
                 result[i] = value
         return result
+
+    def target_log_probs(self, model: Transformer, src: Tensor, src_mask: Tensor, tgt: Tensor) -> Tensor:
+        """log P of each target piece (B, T), the logits of 16 positions at a time."""
+        hidden = model(src, src_mask, tgt)  # (B, T, D)
+        parts: list[Tensor] = []
+        for start in range(0, tgt.size(1), MULTIPLE):
+            log_probs = model.project(hidden[:, start : start + MULTIPLE]).float().log_softmax(-1)
+            parts.append(log_probs.gather(2, tgt[:, start : start + MULTIPLE, None])[:, :, 0])
+        return torch.cat(parts, dim=1)
 
 
 def round_up(number: int) -> int:

@@ -1,0 +1,28 @@
+# Everything happens in .venv, which the first target makes. PYTHON names another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow check clean
+
+demo: .venv/installed          ## see it all work: about three minutes
+	$(BIN)/diglot demo
+
+test: .venv/installed          ## the tests: under three minutes
+	$(BIN)/python -m pytest
+
+test-slow: .venv/installed     ## the tests that train for longer
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/installed         ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@

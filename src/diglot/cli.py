@@ -1,0 +1,401 @@
+"""The command line: parses, calls, prints.
+
+Exit codes: 0 done, 1 what the user gave is wrong, 2 usage, 128 + n ended by signal n. Text goes to standard output;
+progress, remarks and errors go to standard error. PyTorch is imported by the commands that need it, not here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import diglot
+from diglot.config import PRESETS, load_recipe, to_toml
+from diglot.errors import ConfigError, DiglotError, Interrupted, TextError
+
+if TYPE_CHECKING:
+    from diglot.translator import Translation
+
+app = typer.Typer(
+    name="diglot",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+STANDARD_INPUT = Path("-")
+PREVIEW = 3
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on standard error but errors.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto: a GPU where there is one.")]
+Precision = Annotated[str, typer.Option(help="fp32 or bf16.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0: one a core.")]
+Ensemble = Annotated[
+    list[Path] | None, typer.Option(help="A further model of the same vocabulary, to average with; may be repeated.")
+]
+BeamSize = Annotated[int | None, typer.Option(help="Hypotheses that the beam keeps [default: the model's, usually 4].")]
+LengthPenalty = Annotated[float | None, typer.Option(help="Alpha [default: the model's, usually 0.6].")]
+
+
+def version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"diglot {diglot.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Two text files in, a translation model out: the Transformer of "Attention Is All You Need".
+
+    \b
+    diglot demo                                   see it all work, without a file or a network
+    diglot train --src a.de --tgt a.en --src-lang de --tgt-lang en --out runs/deen --preset tiny
+    diglot translate runs/deen/model < text.de    translate
+    diglot evaluate runs/deen/model test.de test.en
+    """
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe (TOML), or a run directory to go on with.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Other values.", show_default=False)
+    ] = None,
+    src: Annotated[list[str] | None, typer.Option(help="Source text; may be repeated. .gz is unpacked.")] = None,
+    tgt: Annotated[list[str] | None, typer.Option(help="Its translation, line by line; may be repeated.")] = None,
+    tsv: Annotated[list[str] | None, typer.Option(help="Lines 'source TAB target'; may be repeated.")] = None,
+    valid_src: Annotated[list[str] | None, typer.Option(help="Source text to validate on.")] = None,
+    valid_tgt: Annotated[list[str] | None, typer.Option(help="Its translation.")] = None,
+    src_lang: Annotated[str | None, typer.Option(help="Code of the source language, as de.")] = None,
+    tgt_lang: Annotated[str | None, typer.Option(help="Code of the target language, as en.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory to write.")] = None,
+    preset: Annotated[str, typer.Option(help=f"Where values come from: {', '.join(PRESETS)} [default: base].")] = "",
+    init: Annotated[str | None, typer.Option(help="A model directory to start from (fine-tuning).")] = None,
+    print_recipe: Annotated[
+        bool, typer.Option("--print-recipe", help="Print the recipe, explained; no training.")
+    ] = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model on two text files, or go on with a run that was stopped.
+
+    \b
+    diglot train --src train.de --tgt train.en --valid-src v.de --valid-tgt v.en \\
+        --src-lang de --tgt-lang en --out runs/deen --preset tiny
+    diglot train recipe.toml train.seed=2 train.out=runs/second
+    diglot train runs/deen                          go on after a stop
+    diglot train runs/deen train.max_updates=40000  ... and further than planned
+    diglot train --preset small --print-recipe > recipe.toml
+    diglot train --init runs/deen/model --src own.de --tgt own.en --out runs/own   fine-tune
+    """
+    words = list(overrides or [])
+    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+        words.insert(0, recipe)
+        recipe = None
+    options = {
+        "data.src": src, "data.tgt": tgt, "data.tsv": tsv, "data.valid_src": valid_src, "data.valid_tgt": valid_tgt,
+        "languages.src": src_lang, "languages.tgt": tgt_lang, "train.out": out, "train.init": init,
+    }  # fmt: skip
+    words += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value]
+    path = Path(recipe) if recipe else None
+    changed = frozenset[str]()
+    if path and path.is_dir():
+        if not (path / "config.toml").exists():
+            raise ConfigError(f"{path} is not a run directory: it has no config.toml.")
+        changed = frozenset(word.partition("=")[0].strip() for word in words)
+        words.append(f"train.out={json.dumps(str(path), ensure_ascii=False)}")
+        path = path / "config.toml"
+    resolved = load_recipe(path, preset, tuple(words))
+    if print_recipe:
+        print(to_toml(resolved, comments=True), end="")
+        return
+    from diglot.training import train as run_training
+
+    summary = run_training(resolved, changed=changed, quiet=quiet)
+    if json_:
+        print(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
+
+
+@app.command()
+def translate(
+    model: Annotated[Path, typer.Argument(help="A model directory, or a run directory.")],
+    file: Annotated[
+        Path, typer.Argument(help="Text, a line a segment; .gz is unpacked.", show_default=False)
+    ] = STANDARD_INPUT,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
+    ensemble: Ensemble = None,
+    method: Annotated[str | None, typer.Option(help="beam, greedy or sample.")] = None,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    num_best: Annotated[
+        int | None, typer.Option(help="Translations of each line: number, score, text by TABs.")
+    ] = None,
+    max_extra: Annotated[
+        int | None, typer.Option(help="Pieces that a translation may have beyond its source's.")
+    ] = None,
+    max_segment: Annotated[
+        int | None, typer.Option(help="Pieces beyond which a line is split at sentence ends.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among so many pieces.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among the pieces that hold this probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    prefix: Annotated[str, typer.Option(help="What every translation has to begin with.")] = "",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = 0,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Translate standard input, or a file, line by line as it arrives.
+
+    \b
+    echo "Ein Hund rennt." | diglot translate runs/deen/model
+    diglot translate runs/deen/model text.de -o text.en
+    diglot translate runs/deen/model text.de --num-best 3 --json
+    diglot translate runs/deen/model text.de --method sample --top-p 0.9 --seed 7
+    tail -f log.de | diglot translate runs/deen/model
+    """
+    options = given(
+        method=method, beam_size=beam_size, length_penalty=length_penalty, num_best=num_best, max_extra=max_extra,
+        max_segment=max_segment, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+    )  # fmt: skip
+    from diglot.corpus import open_stream, stream_lines
+    from diglot.progress import Reporter
+    from diglot.translator import load
+
+    stream = sys.stdin.buffer if file == STANDARD_INPUT else open_stream(file)
+    translator = load(model, *(ensemble or []), device=device, precision=precision, threads=threads)
+    translator.search_config(options)  # a wrong option is told before any text is read
+    reporter = Reporter(quiet or (output is None and sys.stdout.isatty()))
+    num_split = num_bound = 0
+    lines = stream_lines(stream, "standard input" if file == STANDARD_INPUT else str(file))
+    with open_output(output) as out, reporter.bar("translating", None) as advance:
+        for number, found in enumerate(translator.translate_lines(lines, prefix=prefix, **options), 1):
+            num_split += found.num_segments > 1
+            num_bound += found.hit_bound
+            out.write(format_translation(found, number, json_))
+            out.flush()  # who reads a pipe waits for this line
+            advance(1, f"{number:,} lines")
+    if num_split:
+        reporter.say(f"{num_split:,} long lines were split at sentence ends and translated in parts.")
+    if num_bound:
+        reporter.say(f"{num_bound:,} translations were ended by the bound on their length (--max-extra).")
+
+
+@app.command()
+def score(
+    model: Annotated[Path, typer.Argument(help="A model directory, or a run directory.")],
+    src: Annotated[
+        Path, typer.Argument(help="Source text, or lines 'source TAB target'.", show_default=False)
+    ] = STANDARD_INPUT,
+    tgt: Annotated[Path | None, typer.Argument(help="Target text.", show_default=False)] = None,
+    ensemble: Ensemble = None,
+    length_penalty: LengthPenalty = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = 0,
+    json_: Json = False,
+) -> None:
+    """Print how probable a model finds each given translation: the score that its search would give it.
+
+    \b
+    diglot score runs/deen/model text.de text.en
+    paste text.de text.en | diglot score runs/deen/model
+    diglot score runs/deen/model text.de text.en --json | jq .log_prob
+    """
+    options = given(length_penalty=length_penalty)
+    from diglot.corpus import open_stream, stream_lines
+    from diglot.translator import load
+
+    def lines(path: Path) -> Iterator[str]:
+        stream = sys.stdin.buffer if path == STANDARD_INPUT else open_stream(path)
+        return stream_lines(stream, "standard input" if path == STANDARD_INPUT else str(path))
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        if tgt is None:
+            for number, line in enumerate(lines(src), 1):
+                one, tab, two = line.partition("\t")
+                if not tab:
+                    raise TextError(f"line {number}: no TAB between source and target.")
+                yield one, two
+            return
+        sides = lines(src), lines(tgt)
+        for number, one in enumerate(sides[0]):
+            two = next(sides[1], None)
+            if two is None:
+                raise TextError(f"{src} has more lines than {tgt}, which has {number:,}; they must match line by line.")
+            yield one, two
+        if next(sides[1], None) is not None:
+            raise TextError(f"{tgt} has more lines than {src}; they must match line by line.")
+
+    translator = load(model, *(ensemble or []), device=device, precision=precision, threads=threads)
+    with open_output(None) as out:
+        for found in translator.score_pairs(pairs(), **options):
+            values = {"score": found.score, "log_prob": found.log_prob, "num_pieces": found.num_pieces}
+            out.write(json.dumps(values) + "\n" if json_ else f"{found.score:.4f}\n")
+            out.flush()
+
+
+@app.command()
+def evaluate(
+    files: Annotated[list[str], typer.Argument(metavar="MODEL SRC REF | REF", help="With --hyp the reference alone.")],
+    hyp: Annotated[Path | None, typer.Option(help="Translations to evaluate ('-': standard input); no model.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the translations here.")] = None,
+    lang: Annotated[str | None, typer.Option(help="Code of the target language: how BLEU splits words.")] = None,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = 0,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Translate a test set and score it: sacreBLEU's BLEU, chrF and TER, each with its signature.
+
+    \b
+    diglot evaluate runs/deen/model test.de test.en
+    diglot evaluate --hyp out.en test.en
+    diglot translate runs/deen/model test.de | diglot evaluate --hyp - test.en --json
+    """
+    num_wanted = 1 if hyp else 3
+    if len(files) != num_wanted:
+        raise typer.BadParameter("give MODEL SRC REF, or --hyp FILE REF")
+    from diglot.corpus import read_lines, stream_lines
+    from diglot.evaluate import check_lengths
+    from diglot.evaluate import evaluate as score_text
+
+    references = read_lines(Path(files[-1]))
+    if hyp:
+        hypotheses = (
+            list(stream_lines(sys.stdin.buffer, "standard input")) if hyp == STANDARD_INPUT else read_lines(hyp)
+        )
+    else:
+        from diglot.progress import Reporter
+        from diglot.translator import load
+
+        sources = read_lines(Path(files[1]))
+        check_lengths(sources, references)
+        translator = load(files[0], device=device, precision=precision, threads=threads)
+        lang = lang if lang is not None else translator.spec.languages.tgt
+        options = given(beam_size=beam_size, length_penalty=length_penalty)
+        hypotheses: list[str] = []
+        with Reporter(quiet).bar("translating", len(sources)) as advance:
+            for found in translator.translate_lines(sources, **options):
+                hypotheses.append(found.text)
+                advance(1, "")
+    if output:
+        with open_output(output) as out:
+            out.writelines(text + "\n" for text in hypotheses)
+    scores = score_text(hypotheses, references, lang or "")
+    if json_:
+        print(json.dumps({one.name: {"score": one.value, "signature": one.signature} for one in scores}))
+    else:
+        for one in scores:
+            print(one)
+
+
+@app.command()
+def info(
+    what: Annotated[str, typer.Argument(help="A model directory, a run directory, or the name of a preset.")],
+    json_: Json = False,
+) -> None:
+    """Show what a model, a run or a preset is: its languages, its size, its options.
+
+    \b
+    diglot info runs/deen/model
+    diglot info base            the paper's base model: 63.05 M parameters at 37,000 pieces
+    diglot info big --json
+    """
+    from diglot.info import describe
+
+    facts = describe(what)
+    if json_:
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    for section, values in facts.items():
+        if not isinstance(values, dict):
+            print(f"{section:<24} {values}")
+            continue
+        print(f"\n{section}")
+        for key, value in values.items():
+            print(f"  {key:<22} {f'{value:,}' if type(value) is int else value}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where to write the corpus and the run.")] = Path("runs/demo"),
+    threads: Threads = 0,
+    ask: Annotated[bool, typer.Option(help="Translate what is typed afterwards, at a terminal.")] = True,
+) -> None:
+    """See it all work in about three minutes: make a corpus, train a model on it, test it, translate.
+
+    \b
+    diglot demo
+    diglot demo --out /tmp/demo --no-ask
+    """
+    from diglot.demo import run_demo
+
+    run_demo(out, threads=threads, ask=ask and sys.stdin.isatty())
+
+
+# ------------------------------------------------------------------- what the commands share
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given; the others are the model's own."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def open_output(path: Path | None) -> Any:
+    """Standard output, or a file; UTF-8 and LF whatever the locale says."""
+    try:
+        file: Any = path if path is not None else os.dup(sys.stdout.fileno())
+        return open(file, "w", encoding="utf-8", newline="\n")  # noqa: PTH123
+    except OSError as error:
+        raise TextError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def format_translation(found: Translation, number: int, as_json: bool) -> str:
+    """What is printed of a line: its translation, or all that is asked for."""
+    if as_json:
+        return json.dumps(asdict(found), ensure_ascii=False) + "\n"
+    if not found.others:
+        return found.text + "\n"
+    return "".join(f"{number}\t{one.score:.4f}\t{one.text}\n" for one in (found, *found.others))
+
+
+def main() -> None:
+    """The command `diglot`."""
+    try:
+        app()
+    except DiglotError as error:
+        print(f"diglot: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Interrupted as end:
+        print(f"diglot: {end}", file=sys.stderr)
+        sys.exit(128 + end.signal_number)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # as of `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:  # a full disk, most often
+        print(f"diglot: cannot read or write {error.filename or 'a file'}: {error.strerror}.", file=sys.stderr)
+        sys.exit(1)
