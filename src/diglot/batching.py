@@ -35,7 +35,8 @@ def updates(
         buckets = cut_evenly(pool, tgt_pieces, [1] * (num * BUCKETS))
         which = rng.permutation(len(buckets))
         for i in range(num):
-            rows = np.concatenate([buckets[b] for b in which[i * BUCKETS : (i + 1) * BUCKETS]])
+            own = [buckets[int(b)] for b in which[i * BUCKETS : (i + 1) * BUCKETS]]
+            rows: NDArray[np.int64] = np.concatenate(own)
             if len(rows):
                 yield rows
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -334,7 +334,7 @@ def info(
             print(f"{section:<24} {values}")
             continue
         print(f"\n{section}")
-        for key, value in values.items():
+        for key, value in cast("dict[str, Any]", values).items():
             print(f"  {key:<22} {f'{value:,}' if type(value) is int else value}")
 
 

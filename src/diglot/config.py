@@ -270,8 +270,8 @@ def _nearest(key: str, keys: list[str]) -> str:
 def _convert(name: str, value: Any, kind: Any) -> Any:
     """A TOML value as the type of its field; whole numbers stand for floats, one string for a list of one."""
     if kind == tuple[str, ...]:
-        items = cast("list[Any]", [value] if isinstance(value, str) else value)
-        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+        items: Any = [value] if isinstance(value, str) else value
+        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in cast("list[Any]", items)):
             return tuple(cast("list[str]", items))
         raise ConfigError(f"{name} = {value!r} must be a list of strings.")
     if kind is float and type(value) is int:

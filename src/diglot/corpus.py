@@ -233,10 +233,12 @@ class Corpus:
         """Source and target text of some pairs."""
         src: list[str] = []
         tgt: list[str] = []
-        for row in self.pairs[rows]:
-            file = self.files[row["file"]]
-            src.append(file.src.data[row["src_start"] : row["src_end"]].decode())
-            tgt.append(file.tgt.data[row["tgt_start"] : row["tgt_end"]].decode())
+        chosen = self.pairs[rows]
+        columns = (chosen[name].tolist() for name in ("file", "src_start", "src_end", "tgt_start", "tgt_end"))
+        for number, a, b, c, d in zip(*columns, strict=True):
+            file = self.files[number]
+            src.append(file.src.data[a:b].decode())
+            tgt.append(file.tgt.data[c:d].decode())
         return src, tgt
 
     def fingerprint(self) -> str:
@@ -253,10 +255,11 @@ class Corpus:
         chosen = np.sort(order[np.sort(first)[:num]])
         texts = self.texts(chosen)
         taken = np.isin(self.pairs["src_hash"], self.pairs["src_hash"][chosen])
-        self._drop(taken, "held out", drops)
+        self.drop(taken, "held out", drops)
         return texts
 
-    def _drop(self, which: NDArray[np.bool_], reason: str, drops: TextIO) -> None:
+    def drop(self, which: NDArray[np.bool_], reason: str, drops: TextIO) -> None:
+        """Leave pairs out, counted and listed."""
         for row in self.pairs[which]:
             drops.write(f"{reason}\t{self.files[row['file']].where(int(row['line']))}\n")
         self.dropped[reason] += int(which.sum())
@@ -321,13 +324,13 @@ def index_corpus(
         corpus.pairs = np.concatenate(blocks)
     blocks.clear()
     if config.drop_same:
-        corpus._drop(corpus.pairs["src_hash"] == corpus.pairs["tgt_hash"], "same text", drops)
+        corpus.drop(corpus.pairs["src_hash"] == corpus.pairs["tgt_hash"], "same text", drops)
     if config.drop_duplicates:
         keys = np.stack((corpus.pairs["src_hash"], corpus.pairs["tgt_hash"]), axis=1)
         _, first = np.unique(keys, axis=0, return_index=True)
         again = np.ones(len(corpus), dtype=np.bool_)
         again[first] = False
-        corpus._drop(again, "duplicate", drops)
+        corpus.drop(again, "duplicate", drops)
     return corpus
 
 

@@ -6,7 +6,7 @@ there at once: each chunk of rows is projected, turned into its part of the loss
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ def smoothed_loss(
     hidden (N, D), weight (V, D), target (N,). The first is to be minimized; the second, which carries no gradient,
     is what perplexity is made of. Divide by the number of pieces yourself: only the caller knows all of them.
     """
-    return _ProjectedLoss.apply(hidden, weight, bias, target, smoothing)  # type: ignore[no-any-return]
+    return cast("tuple[Tensor, Tensor]", _ProjectedLoss.apply(hidden, weight, bias, target, smoothing))
 
 
 class _ProjectedLoss(torch.autograd.Function):

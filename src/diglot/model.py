@@ -9,10 +9,10 @@ first input is the zero vector (plus its position) in place of a begin-of-senten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +105,8 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.layers = cast("list[EncoderLayer]", layers)
         self.norm = stack_norm(config)
 
     def forward(self, x: Tensor, src_mask: Tensor) -> Tensor:
@@ -141,7 +142,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.layers = cast("list[DecoderLayer]", layers)
         self.norm = stack_norm(config)
 
     def forward(self, y: Tensor, memory: Tensor, src_mask: Tensor, tgt_mask: Tensor) -> Tensor:
@@ -287,7 +289,7 @@ class MultiHeadAttention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, T, H * K) to (B, H, T, K)."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
 
 def prefer_fused(q: Tensor, k: Tensor) -> bool:
@@ -296,7 +298,7 @@ def prefer_fused(q: Tensor, k: Tensor) -> bool:
 
 
 @contextmanager
-def read_attention(model: Transformer) -> Iterator[dict[str, list[Tensor]]]:
+def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     """Collect the attention weights (B, H, T, S) of every forward pass inside the block, by the name of the module.
 
     Outside such a block the weights are never kept and, where the kernel is fused, never computed.
@@ -308,13 +310,13 @@ def read_attention(model: Transformer) -> Iterator[dict[str, list[Tensor]]]:
     torch.Size([2, 8, 7, 7])
     """
     found: dict[str, list[Tensor]] = {}
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
-    for name, module in modules:
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+    for name, module in modules.items():
         module.reader = found.setdefault(name, []).append
     try:
         yield found
     finally:
-        for _, module in modules:
+        for module in modules.values():
             module.reader = None
 
 
@@ -433,7 +435,7 @@ class Dropout(nn.Module):
             return F.dropout(x, self.p)
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(self.p * 2**16) - 2**15
-        return _Keep.apply(x, kept, 1 / (1 - self.p))
+        return cast("Tensor", _Keep.apply(x, kept, 1 / (1 - self.p)))
 
 
 class _Keep(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -34,7 +34,7 @@ class Reporter:
         self.console.print(text, markup=False)
 
     @contextmanager
-    def bar(self, what: str, total: int | None, done: int = 0) -> Iterator[Advance]:
+    def bar(self, what: str, total: int | None, done: int = 0) -> Generator[Advance]:
         """A progress bar; the block calls advance(steps, note). Without a terminal a line now and then."""
         if not self.console.is_terminal:
             yield self._lines(what, total, done)
@@ -54,7 +54,9 @@ class Reporter:
             task = progress.add_task(what, total=total, completed=done, note="")
 
             def advance(steps: int, note: str = "") -> None:
-                progress.update(task, advance=steps, **({"note": note} if note else {}))
+                progress.update(task, advance=steps)
+                if note:
+                    progress.update(task, note=note)
 
             yield advance
 

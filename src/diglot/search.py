@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -55,26 +56,26 @@ def beam_search(
     [(1,), (2,)]
     """
     found: list[list[Hypothesis]] = [[] for _ in max_lengths]
-    sources = torch.arange(len(max_lengths))  # (A,) which source is which
-    bound = torch.tensor(max_lengths)  # (A,)
+    sources = list(range(len(max_lengths)))  # the active ones
     total = torch.zeros(len(max_lengths), 1)  # (A, W) log-probability of each open hypothesis
     history = torch.zeros(len(max_lengths), 1, 0, dtype=torch.long)  # (A, W, pieces so far)
-    parents, last, length = sources, None, 0
-    while len(sources):
+    parents, last, length = torch.arange(len(max_lengths)), None, 0
+    while sources:
         length += 1
         log_probs = step(last, parents).view(*total.shape, -1)  # (A, W, V)
         device, V = log_probs.device, log_probs.size(-1)
-        log_probs = force(log_probs, forced_pieces(sources.tolist(), bound.tolist(), length, prefixes, eos_id))
+        log_probs = force(log_probs, forced_pieces(sources, max_lengths, length, prefixes, eos_id))
         candidates = (total.to(device)[:, :, None] + log_probs).flatten(1)  # (A, W * V)
         top, index = candidates.topk(min(2 * beam_size, candidates.size(1)))  # enough if all the best ones end
         top, index = top.cpu(), index.cpu()
         row, piece = index // V, index % V
         ends = piece == eos_id
 
-        for a, k in (ends[:, :beam_size] & (top[:, :beam_size] > -math.inf)).nonzero().tolist():
-            log_prob, pieces = top[a, k].item(), tuple(history[a, row[a, k]].tolist())
+        for a, k in cast("list[list[int]]", (ends & (top > -math.inf))[:, :beam_size].nonzero().tolist()):
+            log_prob, pieces = top[a, k].item(), cast("list[int]", history[a, row[a, k]].tolist())
             score = log_prob / length_penalty(length, alpha)
-            found[int(sources[a])].append(Hypothesis(pieces, log_prob, score, length == int(bound[a])))
+            hit_bound = length == max_lengths[sources[a]]
+            found[sources[a]].append(Hypothesis(tuple(pieces), log_prob, score, hit_bound))
 
         total, kept = top.masked_fill(ends, -math.inf).topk(min(beam_size, top.size(1)))  # (A, W)
         row, piece = row.gather(1, kept), piece.gather(1, kept)
@@ -82,12 +83,14 @@ def beam_search(
         history = torch.cat((history, piece[:, :, None]), dim=2)
         parents = torch.arange(len(sources))[:, None] * log_probs.size(1) + row  # (A, W)
 
-        open_ = torch.tensor([
-            not is_done(found[source], best, bound_, beam_size, alpha, num_best)
-            for source, best, bound_ in zip(sources.tolist(), total[:, 0].tolist(), bound.tolist(), strict=True)
-        ])  # fmt: skip
-        sources, bound, total, history = sources[open_], bound[open_], total[open_], history[open_]
-        parents, last = parents[open_].flatten().to(device), piece[open_].flatten().to(device)
+        best_open = cast("list[float]", total[:, 0].tolist())
+        keep = [
+            a
+            for a, source in enumerate(sources)
+            if not is_done(found[source], best_open[a], max_lengths[source], beam_size, alpha, num_best)
+        ]
+        sources, total, history = [sources[a] for a in keep], total[keep], history[keep]
+        parents, last = parents[keep].flatten().to(device), piece[keep].flatten().to(device)
     return [sorted(hypotheses, key=lambda h: -h.score)[:num_best] for hypotheses in found]
 
 
@@ -166,11 +169,12 @@ def single_paths(
         length += 1
         log_probs = step(last, parents)  # (R, V)
         open_sources = [sources[row] for row in rows]
-        bounds = [max_lengths[source] for source in open_sources]
-        log_probs = force(log_probs[:, None], forced_pieces(open_sources, bounds, length, prefixes, eos_id))[:, 0]
+        forced = forced_pieces(open_sources, max_lengths, length, prefixes, eos_id)
+        log_probs = force(log_probs[:, None], forced)[:, 0]
         last = choose(log_probs, rows, length)
         chosen = log_probs.gather(1, last[:, None])[:, 0]
-        for row, piece, value in zip(rows, last.tolist(), chosen.tolist(), strict=True):
+        drawn = cast("list[int]", last.tolist()), cast("list[float]", chosen.tolist())
+        for row, piece, value in zip(rows, *drawn, strict=True):
             pieces[row].append(piece)
             log_prob[row] += value
         keep = [i for i, row in enumerate(rows) if pieces[row][-1] != eos_id]
@@ -185,14 +189,20 @@ def single_paths(
 
 
 def forced_pieces(
-    sources: list[int], bounds: list[int], length: int, prefixes: Sequence[Sequence[int]] | None, eos_id: int
+    sources: Sequence[int],
+    max_lengths: Sequence[int],
+    length: int,
+    prefixes: Sequence[Sequence[int]] | None,
+    eos_id: int,
 ) -> list[int | None]:
-    """The piece that each source must take at this length: its prefix's, the end at its bound, or none."""
+    """The piece that each source must take at this length: the end at its bound, or its prefix's, or none."""
     forced: list[int | None] = []
-    for source, bound in zip(sources, bounds, strict=True):
+    for source in sources:
         prefix = prefixes[source] if prefixes else ()
-        at_bound = eos_id if length >= bound else None
-        forced.append(prefix[length - 1] if length <= len(prefix) and length < bound else at_bound)
+        if length >= max_lengths[source]:
+            forced.append(eos_id)
+        else:
+            forced.append(prefix[length - 1] if length <= len(prefix) else None)
     return forced
 
 

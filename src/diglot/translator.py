@@ -145,7 +145,7 @@ class Translator:
             leads.append(lead)
             segments.append(parts)
         sources = self.src_subwords.encode_all([segment.text for parts in segments for segment in parts])
-        starts = self.tgt_subwords.encode_all(prefixes) if prefixes else [[]] * len(texts)
+        starts: list[list[int]] = self.tgt_subwords.encode_all(prefixes) if prefixes else [[]] * len(texts)
         forced: list[list[int]] = []
         seeds: list[int] = []
         for line, parts in enumerate(segments):

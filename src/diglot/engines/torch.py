@@ -10,6 +10,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -129,7 +130,8 @@ class TorchEngine:
             tgt_mask = padding_mask(tgt_lengths, tgt.size(1)).to(self.device)
             each = torch.stack([self.target_log_probs(model, src, src_mask, tgt) for model in self.models])
             log_probs = each.logsumexp(0) - math.log(len(self.models))  # (B, T)
-            for i, value in zip(batch, (log_probs * tgt_mask).sum(1).tolist(), strict=True):
+            sums = cast("list[float]", (log_probs * tgt_mask).sum(1).tolist())
+            for i, value in zip(batch, sums, strict=True):
                 result[i] = value
         return result
 
