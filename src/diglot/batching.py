@@ -7,6 +7,7 @@ micro-batches depends on memory and changes nothing that is learnt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,8 +50,9 @@ def num_updates_of_epoch(tgt_pieces: NDArray[np.int32], update_pieces: int) -> i
 def cut_evenly(rows: NDArray[np.int64], pieces: NDArray[np.int32], shares: Sequence[int]) -> list[NDArray[np.int64]]:
     """Cut rows, in order, into parts whose pieces are as the shares."""
     upto = np.cumsum(pieces[rows], dtype=np.int64)
-    ends = upto[-1] * np.cumsum(shares)[:-1] / sum(shares)
-    return np.split(rows, np.searchsorted(upto, ends, side="left"))
+    upto_shares: NDArray[np.float64] = np.cumsum(np.asarray(shares, np.float64))
+    cuts: Any = np.searchsorted(upto, upto_shares[:-1] * (upto[-1] / upto_shares[-1]))
+    return np.split(rows, cuts)
 
 
 def micro_batches(

@@ -234,8 +234,12 @@ class Corpus:
         src: list[str] = []
         tgt: list[str] = []
         chosen = self.pairs[rows]
-        columns = (chosen[name].tolist() for name in ("file", "src_start", "src_end", "tgt_start", "tgt_end"))
-        for number, a, b, c, d in zip(*columns, strict=True):
+
+        def column(name: str) -> list[int]:
+            return chosen[name].tolist()
+
+        spans = column("src_start"), column("src_end"), column("tgt_start"), column("tgt_end")
+        for number, a, b, c, d in zip(column("file"), *spans, strict=True):
             file = self.files[number]
             src.append(file.src.data[a:b].decode())
             tgt.append(file.tgt.data[c:d].decode())

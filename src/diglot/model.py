@@ -191,8 +191,11 @@ class DecoderLayer(nn.Module):
         def look_back(y: Tensor) -> Tensor:
             return self.self_attention.attend(y, *cache.extend(*self.self_attention.keys_and_values(y)))
 
+        def look_at_source(y: Tensor) -> Tensor:
+            return self.cross_attention.attend(y, cache.src_keys, cache.src_values, src_mask)
+
         y = self.residual_1(y, look_back)
-        y = self.residual_2(y, lambda y: self.cross_attention.attend(y, cache.src_keys, cache.src_values, src_mask))
+        y = self.residual_2(y, look_at_source)
         return self.residual_3(y, self.feed_forward)
 
 
@@ -301,7 +304,7 @@ def prefer_fused(q: Tensor, k: Tensor) -> bool:
 def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     """Collect the attention weights (B, H, T, S) of every forward pass inside the block, by the name of the module.
 
-    Outside such a block the weights are never kept and, where the kernel is fused, never computed.
+    Outside such a block they are not kept and, where the kernel is fused, not even computed.
 
     >>> model = Transformer(ModelConfig(), 1000, 1000)
     >>> with read_attention(model) as weights:
@@ -310,7 +313,8 @@ def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     torch.Size([2, 8, 7, 7])
     """
     found: dict[str, list[Tensor]] = {}
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+    named: Any = model.named_modules()
+    modules = {name: module for name, module in named if isinstance(module, MultiHeadAttention)}
     for name, module in modules.items():
         module.reader = found.setdefault(name, []).append
     try:
@@ -321,7 +325,7 @@ def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
 
 
 def padding_mask(lengths: Tensor, length: int | None = None) -> Tensor:
-    """(B, S): True where a position holds a piece.
+    """(B, S): True where a position holds a piece, not padding.
 
     >>> padding_mask(torch.tensor([1, 3]))
     tensor([[ True, False, False],
