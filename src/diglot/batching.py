@@ -7,7 +7,7 @@ micro-batches depends on memory and changes nothing that is learnt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 POOL = 64  # updates whose pairs are sorted by length together
-BUCKETS = 4
+BUCKETS = 4  # stretches of like length that make up an update
 
 
 def updates(
@@ -49,9 +49,10 @@ def num_updates_of_epoch(tgt_pieces: NDArray[np.int32], update_pieces: int) -> i
 
 def cut_evenly(rows: NDArray[np.int64], pieces: NDArray[np.int32], shares: Sequence[int]) -> list[NDArray[np.int64]]:
     """Cut rows, in order, into parts whose pieces are as the shares."""
-    upto = np.cumsum(pieces[rows], dtype=np.int64)
+    upto: NDArray[np.int64] = np.cumsum(pieces[rows], dtype=np.int64)
     upto_shares: NDArray[np.float64] = np.cumsum(np.asarray(shares, np.float64))
-    cuts: Any = np.searchsorted(upto, upto_shares[:-1] * (upto[-1] / upto_shares[-1]))
+    ends = upto_shares[:-1] * (upto[-1] / upto_shares[-1])
+    cuts = cast("NDArray[np.int64]", np.searchsorted(upto, ends))
     return np.split(rows, cuts)
 
 

@@ -313,7 +313,7 @@ def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     torch.Size([2, 8, 7, 7])
     """
     found: dict[str, list[Tensor]] = {}
-    named: Any = model.named_modules()
+    named = cast("Generator[tuple[str, nn.Module]]", model.named_modules())
     modules = {name: module for name, module in named if isinstance(module, MultiHeadAttention)}
     for name, module in modules.items():
         module.reader = found.setdefault(name, []).append

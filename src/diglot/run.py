@@ -123,8 +123,10 @@ class Log:
                 if isinstance(value, int | float):
                     self.board.add_scalar(name, value, update)
 
-    def close(self) -> None:
-        """Write what is still to be written."""
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self.file.close()
         if self.board is not None:
             self.board.close()

@@ -95,13 +95,16 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         if resumed and newest:
             state = restore(newest, resumed, model, optimizer, state.corpus)
         stored = StoredModel(run, spec, model, src_subwords, tgt_subwords)
-        log = Log(run, state.update, recipe.train.tensorboard)
         say_what_begins(reporter, recipe, corpus, valid, model, state, device, bf16)
 
         # ---- updates
         goal = recipe.train.max_updates
         begun, meter = time.monotonic() - state.seconds, Meter()
-        with signals() as caught, reporter.bar("update", goal, state.update) as advance:
+        with (
+            signals() as caught,
+            Log(run, state.update, recipe.train.tensorboard) as log,
+            reporter.bar("update", goal, state.update) as advance,
+        ):
             for rows in remaining_updates(corpus, recipe, state):
                 if is_over(state, recipe):
                     break
@@ -140,18 +143,15 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                               pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped)  # fmt: skip
                     meter = Meter()
                 if due(state.update, recipe.train.valid_every, goal):
-                    scores = validate(stored, valid, device, method="greedy")
-                    judge(state, scores)
-                    log.write(state.update, seconds=state.seconds, **{f"valid_{k}": v for k, v in scores.items()})
-                    show(reporter, state, scores)
-                    save(run, stored, optimizer, state, recipe.train.average)
+                    validate_and_save(stored, optimizer, state, valid, device, log, reporter, recipe.train.average)
                     meter = Meter()
                 elif caught:
                     save(run, stored, optimizer, state, recipe.train.average)
                 if caught:
                     raise Interrupted(caught[0], f"stopped after update {state.update:,}; all is saved. "
                                       f"To go on: diglot train {run}")  # fmt: skip
-        log.close()
+            if state.update not in state.validated:  # stopped before, and asked to go no further
+                validate_and_save(stored, optimizer, state, valid, device, log, reporter, recipe.train.average)
         return finish(run, stored, state, valid, device, reporter, recipe, len(corpus))
 
 
@@ -409,6 +409,24 @@ def validate(stored: StoredModel, valid: tuple[list[str], list[str]], device: st
         "signature": score.signature,
         "samples": samples,
     }
+
+
+def validate_and_save(
+    stored: StoredModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    valid: tuple[list[str], list[str]],
+    device: str,
+    log: Log,
+    reporter: Reporter,
+    average: int,
+) -> None:
+    """A checkpoint that may be averaged or become the best."""
+    scores = validate(stored, valid, device, method="greedy")
+    judge(state, scores)
+    log.write(state.update, seconds=state.seconds, **{f"valid_{key}": value for key, value in scores.items()})
+    show(reporter, state, scores)
+    save(stored.path, stored, optimizer, state, average)
 
 
 def judge(state: TrainingState, scores: dict[str, Any]) -> None:

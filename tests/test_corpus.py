@@ -1,0 +1,504 @@
+"""Text files to pairs: what a line is, what is refused and where, and that nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import random
+import re
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import diglot.corpus
+from diglot.config import DataConfig
+from diglot.corpus import (
+    Corpus,
+    TextFile,
+    check_line_counts,
+    index_corpus,
+    lines_to_learn_from,
+    open_pairs,
+    open_stream,
+    read_lines,
+    stream_lines,
+)
+from diglot.demo import draw_corpus
+from diglot.errors import TextError
+from diglot.subwords import LEARNING_BYTES, Subwords
+
+Write = Callable[[str, str | bytes], Path]
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve".split()
+NO_LINE_END = ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]  # but for str.splitlines
+
+
+@dataclasses.dataclass
+class Indexed:
+    """A corpus, and the list of what was dropped as (reason, place)."""
+
+    corpus: Corpus
+    drops: list[tuple[str, str]]
+
+
+def index(
+    subwords: Subwords,
+    src: Sequence[str | Path] = (),
+    tgt: Sequence[str | Path] = (),
+    tsv: Sequence[str | Path] = (),
+    **options: object,
+) -> Indexed:
+    """Index files as training does."""
+    files = open_pairs([str(p) for p in src], [str(p) for p in tgt], [str(p) for p in tsv])
+    drops = io.StringIO()
+    corpus = index_corpus(files, subwords, subwords, DataConfig(**options), drops)  # type: ignore[arg-type]
+    return Indexed(corpus, listed(drops))
+
+
+def listed(drops: io.StringIO) -> list[tuple[str, str]]:
+    lines = [line.split("\t") for line in drops.getvalue().split("\n")[:-1]]
+    return [(reason, Path(place).name) for reason, place in lines]
+
+
+def index_texts(write: Write, subwords: Subwords, pairs: Sequence[tuple[str, str]], **options: object) -> Indexed:
+    """Index pairs, from two files."""
+    paths = [write(name, "".join(pair[side] + "\n" for pair in pairs)) for side, name in enumerate(("src", "tgt"))]
+    return index(subwords, paths[:1], paths[1:], **options)
+
+
+def all_texts(corpus: Corpus) -> list[tuple[str, str]]:
+    return list(zip(*corpus.texts(np.arange(len(corpus))), strict=True))
+
+
+# ------------------------------------------------------------------- lines
+
+
+@given(
+    st.lists(st.text(st.one_of(st.sampled_from(NO_LINE_END), st.characters(codec="utf-8")), max_size=9)), st.booleans()
+)
+def test_lf_alone_ends_a_line(tmp_path_factory: pytest.TempPathFactory, texts: list[str], has_last_lf: bool) -> None:
+    lines = [text.replace("\n", " ").removeprefix("\ufeff").rstrip("\r") for text in texts]
+    if not has_last_lf and lines:
+        lines[-1] += "end"
+    path = tmp_path_factory.getbasetemp() / "lines"
+    path.write_bytes("".join(line + "\n" for line in lines).removesuffix("" if has_last_lf else "\n").encode())
+    file = TextFile(path)
+    assert list(file.lines()) == read_lines(path) == lines
+    assert file.num_lines == len(lines)
+    with open_stream(path) as stream:
+        assert list(stream_lines(stream, "lines")) == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\xef\xbb\xbf", []),
+        (b"\n", [""]),
+        (b"\n\n", ["", ""]),
+        (b"a", ["a"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r\n\r\n", ["a", ""]),
+        (b"a\rb\r\r\n", ["a\rb\r"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
+        (b"\xef\xbb\xbf\n", [""]),
+        (b"a\0b\x01\n\0\n", ["a\0b\x01", "\0"]),
+    ],
+)
+def test_lines_of_odd_files(write: Write, content: bytes, lines: list[str]) -> None:
+    path = write("file", content)
+    assert read_lines(path) == lines
+    assert TextFile(path).num_lines == len(lines)
+    if content != b"\xef\xbb\xbf":  # of a stream the mark alone is a line, because it has been read
+        with open_stream(path) as stream:
+            assert list(stream_lines(stream, "file")) == lines
+
+
+# ------------------------------------------------------------------- what is refused
+
+
+@given(
+    st.text(max_size=30),
+    st.sampled_from(
+        [b"\x80", b"\xff", b"\xc3(", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xc0\xaf", b"\xe4bc"]
+    ),
+    st.text(max_size=10),
+    st.sampled_from([1, 2, 3, 5, 8, 1 << 24]),
+    st.booleans(),
+)
+def test_what_is_not_utf8_is_named_by_file_line_and_byte(
+    tmp_path_factory: pytest.TempPathFactory, before: str, bad: bytes, after: str, block: int, has_bom: bool
+) -> None:
+    content = b"\xef\xbb\xbf" * has_bom + before.encode() + bad + after.encode()
+    path = tmp_path_factory.getbasetemp() / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(UnicodeDecodeError) as expected:
+        content.decode()
+    at = expected.value.start
+    line, byte = content[:at].count(b"\n") + 1, at - content[:at].rfind(b"\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diglot.corpus, "BLOCK", block)
+        with pytest.raises(TextError) as caught:
+            TextFile(path)
+    assert str(caught.value).startswith(f"{path}, line {line}, byte {byte}: 0x{content[at]:02X} is not UTF-8; convert")
+
+
+@given(st.text(max_size=60), st.sampled_from([1, 2, 3, 5]))
+def test_a_character_on_the_border_of_a_block_is_whole(
+    tmp_path_factory: pytest.TempPathFactory, text: str, block: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "good.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diglot.corpus, "BLOCK", block)
+        assert TextFile(path).num_lines == text.count("\n") + (text[-1:] not in ("", "\n")) - (text == "\ufeff")
+
+
+def test_a_stream_that_is_not_utf8_is_named_by_line_and_byte() -> None:
+    lines = stream_lines(io.BytesIO(b"good\nna\xefve\n"), "standard input")
+    assert next(lines) == "good"
+    with pytest.raises(TextError, match=r"^standard input, line 2, byte 3: 0xEF is not UTF-8; convert"):
+        next(lines)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_is_refused_by_name(write: Write, encoding: str) -> None:
+    path = write("wide.txt", ("\ufeff" if encoding != "utf-16" else "").encode(encoding) + "ein Haus".encode(encoding))
+    with pytest.raises(TextError, match=r"wide\.txt is UTF-16; convert it: iconv -f UTF-16"):
+        TextFile(path)
+
+
+@pytest.mark.parametrize("open_it", [TextFile, open_stream])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, open_it: Callable[[Path], object]) -> None:
+    for path, words in (
+        (tmp_path / "gone.txt", "No such file"),
+        (tmp_path / "gone.gz", "No such file"),
+        (tmp_path, "Is a"),
+    ):
+        with pytest.raises(TextError, match=rf"^cannot read {re.escape(str(path))}: {words}"):
+            open_it(path)
+
+
+def test_a_tsv_line_without_a_tab_is_named(write: Write, subwords: Subwords) -> None:
+    path = write("pairs.tsv", "one\teins\ntwo zwei\n")
+    with pytest.raises(TextError, match=r"pairs\.tsv, line 2: no TAB between source and target\."):
+        index(subwords, tsv=[path])
+
+
+# ------------------------------------------------------------------- compressed files
+
+
+@pytest.mark.parametrize("has_scratch", [False, True])
+def test_a_compressed_file_reads_as_the_file_itself(write: Write, tmp_path: Path, has_scratch: bool) -> None:
+    text = "ein Haus\r\nzwei Häuser\n\ndrei"
+    plain, packed = write("text.de", text), write("text.de.gz", gzip.compress(text.encode()))
+    scratch = tmp_path / "run" / "text" if has_scratch else None
+    assert list(TextFile(packed, scratch).lines()) == read_lines(plain)
+    assert not scratch or len(list(scratch.iterdir())) == 1
+    with open_stream(packed) as stream:
+        assert list(stream_lines(stream, "text")) == read_lines(plain)
+
+
+def test_compressed_files_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    files: list[TextFile] = []
+    for name in ("a", "b"):
+        path = tmp_path / name / "text.gz"
+        path.parent.mkdir()
+        path.write_bytes(gzip.compress(name.encode()))
+        files.append(TextFile(path, tmp_path / "scratch"))
+    assert [list(file.lines()) for file in files] == [["a"], ["b"]]
+
+
+def test_pairs_are_read_from_a_compressed_tsv(write: Write, subwords: Subwords) -> None:
+    path = write("pairs.tsv.gz", gzip.compress(b"one\teins\ntwo\tzwei\n"))
+    assert all_texts(index(subwords, tsv=[path]).corpus) == [("one", "eins"), ("two", "zwei")]
+
+
+@pytest.mark.parametrize("kind", ["cut", "flipped", "no gzip", "empty"])
+@pytest.mark.parametrize("has_scratch", [False, True])
+def test_a_broken_compressed_file_is_named(write: Write, tmp_path: Path, kind: str, has_scratch: bool) -> None:
+    whole = gzip.compress("\n".join(WORDS * 20).encode(), mtime=0)
+    flipped = bytearray(whole)
+    flipped[-6] ^= 1  # in the checksum
+    content = {"cut": whole[:40], "flipped": bytes(flipped), "no gzip": b"plain text\n", "empty": b""}[kind]
+    path = write("text.gz", content)
+    if kind == "empty":  # as gzip itself has it
+        assert TextFile(path).num_lines == 0
+        return
+    with pytest.raises(TextError, match=r"cannot unpack .*text\.gz"):
+        TextFile(path, tmp_path / "scratch" if has_scratch else None)
+
+
+@pytest.mark.parametrize("kind", ["cut", "no gzip"])
+def test_a_broken_compressed_stream_is_named(write: Write, kind: str) -> None:
+    whole = gzip.compress("\n".join(WORDS * 20).encode(), mtime=0)
+    path = write("text.gz", whole[:40] if kind == "cut" else b"plain text\n")
+    with pytest.raises(TextError, match=r"text\.gz"), open_stream(path) as stream:
+        list(stream_lines(stream, str(path)))
+
+
+# ------------------------------------------------------------------- pairs
+
+
+def test_several_files_are_one_corpus_in_order(write: Write, subwords: Subwords) -> None:
+    src = [write("a.en", "one\ntwo\n"), write("b.en", "three")]
+    tgt = [write("a.de", "eins\nzwei\n"), write("b.de", "drei\n")]
+    tsv = [write("c.tsv", "four\tvier\n"), write("d.tsv", "five\tfünf\n\tnone\n")]
+    found = index(subwords, src, tgt, tsv)
+    expected = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four", "vier"), ("five", "fünf")]
+    assert all_texts(found.corpus) == expected
+    assert found.drops == [("empty", "d.tsv:2")]
+
+
+def test_further_columns_of_a_tsv_are_passed_over(write: Write, subwords: Subwords) -> None:
+    path = write("pairs.tsv", b"\xef\xbb\xbfone\teins\tCC BY\t3\r\ntwo\tzwei\t\nthree\tdrei\r\n")
+    assert all_texts(index(subwords, tsv=[path]).corpus) == [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+
+
+def test_texts_are_exactly_what_stands_in_the_files(write: Write, subwords: Subwords) -> None:
+    pairs = [("  a\0b \u2028", "\u00a0c\rd"), ("e\u0301", "é"), ("\tx", "y\t"), ("</s>", "<pad>")]
+    corpus = index_texts(write, subwords, pairs).corpus
+    assert all_texts(corpus) == pairs
+    assert corpus.texts([2, 0, 2]) == (["\tx", "  a\0b \u2028", "\tx"], ["y\t", "\u00a0c\rd", "y\t"])
+    assert corpus.texts([]) == ([], [])
+
+
+def test_pieces_are_counted_with_the_end_piece(
+    write: Write, subwords: Subwords, phrases: list[tuple[str, str]]
+) -> None:
+    corpus = index_texts(write, subwords, phrases).corpus
+    assert all_texts(corpus) == phrases
+    for name, side in (("src_pieces", 0), ("tgt_pieces", 1)):
+        assert corpus.pairs[name].tolist() == [len(subwords.encode(pair[side])) + 1 for pair in phrases]
+
+
+# ------------------------------------------------------------------- unequal numbers of lines
+
+
+def lines_run_apart(write: Write, src: list[str], tgt: list[str]) -> int:
+    """The line that the refusal names, from 0; it must tell both counts."""
+    paths = [write(name, "".join(line + "\n" for line in lines)) for name, lines in (("src", src), ("tgt", tgt))]
+    with pytest.raises(TextError) as caught:
+        open_pairs([str(paths[0])], [str(paths[1])])
+    message = str(caught.value)
+    assert f"{paths[0]} has {len(src):,} lines and {paths[1]} has {len(tgt):,}; they must match" in message
+    found = re.search(r"run apart at line ([\d,]+): look there", message)
+    assert found, message
+    return int(found[1].replace(",", "")) - 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 150, 600, 1050, 1198, 1199])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_missing_line_is_found(write: Write, place: int, side: int) -> None:
+    sides = [list(lines) for lines in zip(*draw_corpus(1200, seed=3), strict=True)]
+    del sides[side][place]
+    assert abs(lines_run_apart(write, *sides) - place) <= 3
+
+
+@pytest.mark.parametrize("name", ["multi30k/valid", "europarl_en_de/valid"])
+def test_missing_lines_of_real_text_are_found(write: Write, data: Path, name: str) -> None:
+    sides = [read_lines(data / f"{name}.{language}")[:1000] for language in ("en", "de")]
+    for place in random.Random(1).sample(range(990), 8):
+        for side, num in ((0, 1), (1, 1), (0, 4)):
+            cut = [list(lines) for lines in sides]
+            del cut[side][place : place + num]
+            assert abs(lines_run_apart(write, *cut) - place) <= 4
+
+
+def test_an_empty_side_is_refused_with_both_counts(write: Write) -> None:
+    with pytest.raises(TextError, match=r"src has 1,200 lines and .*tgt has 0; they must match line by line\.$"):
+        open_pairs([str(write("src", "a\n" * 1200))], [str(write("tgt", ""))])
+
+
+def test_equal_numbers_of_lines_pass(write: Write) -> None:
+    for one, two in (("", ""), ("a\nb", "c\nd\n"), ("\n", "a\r\n")):
+        (pair,) = open_pairs([str(write("src", one))], [str(write("tgt", two))])
+        check_line_counts(pair)
+
+
+# ------------------------------------------------------------------- filters
+
+
+def test_each_filter_counts_and_names_what_it_drops(write: Write, subwords: Subwords) -> None:
+    pairs = [
+        ("one", "drei"),
+        ("", "drei"),  # 2
+        ("three", " \t\0"),  # 3
+        ("four " * 20, "vier"),  # 4
+        ("five", "vier " * 20),  # 5
+        ("six", "sechshundertsechs"),  # 6
+        ("one", "drei"),  # 7
+        ("Seven", "Seven"),  # 8
+        ("one", "vier"),
+        (" one", "drei "),  # 10
+        ("x" * 3000, "y"),  # 11
+    ]
+    expected = {
+        "empty": ["src:2", "src:3"],
+        "too long": ["src:4", "src:5", "src:11"],
+        "length ratio": ["src:6"],
+        "duplicate": ["src:7", "src:10"],
+        "same text": ["src:8"],
+    }
+    found = index_texts(write, subwords, pairs, max_pieces=20, max_ratio=3.0, drop_duplicates=True, drop_same=True)
+    assert all_texts(found.corpus) == [("one", "drei"), ("one", "vier")]
+    assert found.corpus.dropped == {reason: len(places) for reason, places in expected.items()}
+    assert sorted(found.drops) == sorted((reason, place) for reason, places in expected.items() for place in places)
+
+
+def test_no_filter_drops_a_duplicate_or_the_same_text_unasked(write: Write, subwords: Subwords) -> None:
+    pairs = [("one", "one"), ("two", "zwei"), ("two", "zwei")]
+    found = index_texts(write, subwords, pairs)
+    assert all_texts(found.corpus) == pairs
+    assert not found.drops
+    assert not found.corpus.dropped
+
+
+def test_a_filter_that_drops_nothing_counts_nothing(write: Write, subwords: Subwords) -> None:
+    found = index_texts(write, subwords, [("one", "eins")], drop_duplicates=True, drop_same=True)
+    assert not found.corpus.dropped
+
+
+@pytest.mark.parametrize("option", ["max_pieces", "max_ratio"])
+def test_a_pair_at_the_limit_is_kept(write: Write, subwords: Subwords, option: str) -> None:
+    pair = ("one hundred and one", "eins")
+    one, two = (len(subwords.encode(text)) + 1 for text in pair)
+    limit = one if option == "max_pieces" else one / two
+    for text in (pair, pair[::-1]):
+        assert len(index_texts(write, subwords, [text], **{option: limit}).corpus) == 1
+        smaller = limit - 1 if option == "max_pieces" else limit * 0.999
+        assert len(index_texts(write, subwords, [text], **{option: smaller}).corpus) == 0
+
+
+some_text = st.one_of(
+    st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), st.sampled_from(["", " ", "\0", "x" * 2000])
+)
+
+
+@given(
+    st.lists(st.tuples(some_text, some_text), max_size=12), st.booleans(), st.booleans(), st.sampled_from([1, 3, 100])
+)
+def test_what_is_kept_and_what_is_dropped_are_all_lines(
+    tmp_path_factory: pytest.TempPathFactory,
+    subwords: Subwords,
+    pairs: list[tuple[str, str]],
+    drop_duplicates: bool,
+    drop_same: bool,
+    at_once: int,
+) -> None:
+    directory = tmp_path_factory.getbasetemp()
+    for side, name in enumerate(("src", "tgt")):
+        (directory / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diglot.corpus, "PAIRS_AT_ONCE", at_once)
+        found = index(
+            subwords, [directory / "src"], [directory / "tgt"], max_pieces=24, max_ratio=3.0,
+            drop_duplicates=drop_duplicates, drop_same=drop_same,
+        )  # fmt: skip
+    kept = [line + 1 for line in found.corpus.pairs["line"].tolist()]
+    dropped = [int(place.removeprefix("src:")) for _, place in found.drops]
+    assert sorted(kept + dropped) == list(range(1, len(pairs) + 1))
+    assert kept == sorted(kept)
+    assert all_texts(found.corpus) == [pairs[line - 1] for line in kept]
+    assert Counter(reason for reason, _ in found.drops) == found.corpus.dropped + Counter()
+
+
+def test_progress_adds_up_to_the_number_of_lines(
+    write: Write, subwords: Subwords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diglot.corpus, "PAIRS_AT_ONCE", 3)
+    for num_words, num_empty in ((0, 0), (3, 0), (7, 0), (2, 4), (7, 7)):
+        path = write("pairs.tsv", "one\teins\n" * num_words + "\t\n" * num_empty)
+        steps: list[int] = []
+        index_corpus(open_pairs([], [], [str(path)]), subwords, subwords, DataConfig(), io.StringIO(), steps.append)
+        assert sum(steps) == num_words + num_empty
+
+
+def test_a_line_of_a_million_characters_costs_a_count_and_no_memory(write: Write, subwords: Subwords) -> None:
+    src = write("src", b"one\n" + b"a word " * 150_000 + b"\ntwo\n")
+    tgt = write("tgt", b"eins\nein Wort\nzwei\n")
+    files = open_pairs([str(src)], [str(tgt)])
+    drops = io.StringIO()
+    tracemalloc.start()
+    try:
+        corpus = index_corpus(files, subwords, subwords, DataConfig(), drops)
+        lines = list(lines_to_learn_from(files, True, True))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000
+    assert corpus.dropped == {"too long": 1}
+    assert listed(drops) == [("too long", "src:2")]
+    assert all_texts(corpus) == [("one", "eins"), ("two", "zwei")]
+    assert lines == ["one", "eins", "ein Wort", "two", "zwei"]
+
+
+def test_subwords_are_learnt_from_either_side_or_both(write: Write) -> None:
+    long = "x" * (LEARNING_BYTES + 1)
+    files = open_pairs([str(write("src", f"one\n{long}\n"))], [str(write("tgt", "eins\nzwei\n"))])
+    assert list(lines_to_learn_from(files, True, False)) == ["one"]
+    assert list(lines_to_learn_from(files, False, True)) == ["eins", "zwei"]
+    assert list(lines_to_learn_from(files, True, True)) == ["one", "eins", "zwei"]
+
+
+# ------------------------------------------------------------------- holding out
+
+
+def with_repeated_sources() -> list[tuple[str, str]]:
+    """Each source stands one to four times, with other targets."""
+    return [(word, f"{word} {other}") for i, word in enumerate(WORDS) for other in WORDS[: i % 4 + 1]]
+
+
+@pytest.mark.parametrize("num", [0, 1, 5, 12, 100])
+def test_pairs_are_held_out_with_all_pairs_of_the_same_source(write: Write, subwords: Subwords, num: int) -> None:
+    pairs = with_repeated_sources()
+    found = index_texts(write, subwords, pairs)
+    drops = io.StringIO()
+    src, tgt = found.corpus.hold_out(num, 1, drops)
+    assert len(src) == len(set(src)) == min(num, len(WORDS))
+    assert set(zip(src, tgt, strict=True)) <= set(pairs)
+    kept = all_texts(found.corpus)
+    assert kept == [pair for pair in pairs if pair[0] not in src]
+    assert len(kept) + found.corpus.dropped["held out"] == len(pairs)
+    assert [reason for reason, _ in listed(drops)] == ["held out"] * (len(pairs) - len(kept))
+
+
+def test_what_is_held_out_follows_from_the_seed(write: Write, subwords: Subwords) -> None:
+    def held_out(seed: int) -> tuple[list[str], list[str]]:
+        return index_texts(write, subwords, with_repeated_sources()).corpus.hold_out(4, seed, io.StringIO())
+
+    assert held_out(1) == held_out(1)
+    assert len({str(held_out(seed)) for seed in range(5)}) > 1
+
+
+# ------------------------------------------------------------------- the fingerprint
+
+
+def test_the_fingerprint_is_of_the_text_and_its_order_and_not_of_the_files(write: Write, subwords: Subwords) -> None:
+    pairs = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+
+    def fingerprint(pairs: Sequence[tuple[str, str]]) -> str:
+        return index_texts(write, subwords, pairs).corpus.fingerprint()
+
+    whole = fingerprint(pairs)
+    assert fingerprint(pairs) == whole
+    tsv = [write(f"{i}.tsv", "\t".join(pair) + "\n") for i, pair in enumerate(pairs)]
+    assert index(subwords, tsv=tsv).corpus.fingerprint() == whole
+    others = (
+        pairs[::-1],
+        pairs[:2],
+        [*pairs, pairs[0]],
+        [("one", "eins"), ("two", "zwei"), ("three", "vier")],
+        [("one", "eins"), ("Two", "zwei"), ("three", "drei")],
+        [("one", "zwei"), ("two", "eins"), ("three", "drei")],
+        [(tgt, src) for src, tgt in pairs],
+    )
+    assert len({whole, *map(fingerprint, others)}) == 1 + len(others)
