@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
 TEMPORARY = ".writing-"
+PLAIN_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
 
 
 @dataclass
@@ -61,21 +63,32 @@ def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
         manifest = {"format": FORMAT, "diglot": diglot.__version__, "files": listed}
         write_file(new / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         sync_directory(new)
+        old = replaced(path)
         if path.exists():  # a directory cannot be renamed over another
-            old = path.with_name(TEMPORARY + path.name + "-old")
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
-            new.rename(path)
-            shutil.rmtree(old)
-        else:
-            new.rename(path)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
         sync_directory(path.parent)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
+        put_back(path)
         raise CheckpointError(
             f"cannot write {path}: {error.strerror}. What was saved before is intact; "
             "make room or choose another place."
         ) from None
+
+
+def replaced(path: Path) -> Path:
+    """Where a directory waits while another takes its name."""
+    return path.with_name(TEMPORARY + path.name + "-old")
+
+
+def put_back(path: Path) -> None:
+    """Undo a replacement that was cut off between its two renames."""
+    old = replaced(path)
+    if old.exists() and not path.exists():
+        old.rename(path)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -108,7 +121,9 @@ def sync_directory(path: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove what a killed process left half-written, and put back what it had not yet replaced."""
+    for old in directory.glob(TEMPORARY + "*-old"):
+        put_back(directory / old.name.removeprefix(TEMPORARY).removesuffix("-old"))
     for path in directory.glob(TEMPORARY + "*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -127,7 +142,7 @@ def check_directory(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a model directory: it has no {MANIFEST}.") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path / MANIFEST}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise CheckpointError(f"{path / MANIFEST} is broken: it is not the list of files that diglot writes.") from None
     if number > FORMAT:
         raise CheckpointError(
@@ -135,7 +150,7 @@ def check_directory(path: Path) -> dict[str, Any]:
             f"reads up to format {FORMAT}: install a newer one."
         )
     for name, (size, digest) in expected.items():
-        if Path(name).name != name:
+        if not PLAIN_NAME.fullmatch(name):
             raise CheckpointError(f"{path / MANIFEST} is broken: '{name}' is not the plain name of a file.")
         try:
             with (path / name).open("rb") as file:
@@ -192,6 +207,11 @@ def load_model(path: Path) -> StoredModel:
     else:
         src_subwords = load_subwords(path / "subwords.src.model")
         tgt_subwords = load_subwords(path / "subwords.tgt.model")
+    if spec.model.tie == "all" and src_subwords != tgt_subwords:
+        raise CheckpointError(
+            f"{path / 'config.toml'} shares one matrix between the languages (tie = 'all'), "
+            "but there are two vocabularies."
+        )
     with torch.device("meta"):  # no time for weights that are replaced at once
         shell = Transformer(spec.model, src_subwords.num_pieces, tgt_subwords.num_pieces)
     expected = {name: tuple(parameter.shape) for name, parameter in shell.named_parameters()}

@@ -210,6 +210,11 @@ class Recipe:
                 "model.tie = 'all' shares one matrix between the languages, which needs subwords.joint = true; "
                 "with a vocabulary for each side use model.tie = 'output'."
             )
+        if self.model.positions == "learned" and self.data.max_pieces > self.model.max_positions:
+            raise ConfigError(
+                f"data.max_pieces = {self.data.max_pieces} is more than model.max_positions = "
+                f"{self.model.max_positions}, which is all that learned positions can tell apart; lower the one or raise the other."
+            )
 
 
 @dataclass(frozen=True)
@@ -330,8 +335,8 @@ def load_recipe(path: Path | None, preset: str = "", overrides: tuple[str, ...] 
     """A recipe from a preset, a TOML file over it (which may name its `preset` itself), and `section.key=value`."""
     table = read_toml(path) if path else {}
     where = str(path) if path else "recipe"
-    preset = preset or table.pop("preset", "") or "base"
-    table.pop("preset", None)
+    named = _convert("preset", table.pop("preset", ""), str)
+    preset = preset or named or "base"
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset '{preset}'; {_nearest(preset, list(PRESETS))}")
     merged: dict[str, Any] = {section: dict(values) for section, values in PRESETS[preset].items()}

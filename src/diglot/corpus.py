@@ -11,6 +11,7 @@ import codecs
 import errno
 import gzip
 import hashlib
+import itertools
 import mmap
 import shutil
 import zlib
@@ -30,6 +31,7 @@ from diglot.subwords import LEARNING_BYTES, Subwords, clean
 BLOCK = 1 << 24
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
 PAIRS_AT_ONCE = 20_000
+UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
 BOM = b"\xef\xbb\xbf"
 
 PAIR = np.dtype([
@@ -102,7 +104,7 @@ def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
             if file.seek(0, 2) == 0:
                 return b""
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except UNPACKING as error:
         raise TextError(f"cannot unpack {path}: {error}.") from None
     except OSError as error:
         raise TextError(f"cannot read {path}: {error.strerror}.") from None
@@ -110,7 +112,13 @@ def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
 
 def stream_lines(file: BinaryIO, name: str) -> Iterator[str]:
     """The lines of a stream as they arrive, checked one by one."""
-    for number, line in enumerate(file, 1):
+    for number in itertools.count(1):
+        try:
+            line = file.readline()
+        except UNPACKING as error:
+            raise TextError(f"cannot unpack {name}: {error}.") from None
+        if not line:
+            return
         line = line.removeprefix(BOM) if number == 1 else line
         try:
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
@@ -264,6 +272,8 @@ class Corpus:
 
     def drop(self, which: NDArray[np.bool_], reason: str, drops: TextIO) -> None:
         """Leave pairs out, counted and listed."""
+        if not which.any():
+            return
         for row in self.pairs[which]:
             drops.write(f"{reason}\t{self.files[row['file']].where(int(row['line']))}\n")
         self.dropped[reason] += int(which.sum())
@@ -309,6 +319,8 @@ def index_corpus(
 
         line = -1
         for line, (a, b, c, d) in enumerate(file.spans()):
+            if line % PAIRS_AT_ONCE == PAIRS_AT_ONCE - 1:
+                advance(PAIRS_AT_ONCE)
             if max(b - a, d - c) > limit:
                 drop(line, "too long")
                 continue
@@ -321,7 +333,6 @@ def index_corpus(
             texts[1].append(two)
             if len(rows) == PAIRS_AT_ONCE:
                 encode()
-                advance(PAIRS_AT_ONCE)
         encode()
         advance((line + 1) % PAIRS_AT_ONCE)
     if blocks:

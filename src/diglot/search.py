@@ -43,10 +43,12 @@ def beam_search(
     alpha: float = 0.6,
     num_best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
+    unwritable: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The `num_best` hypotheses of each source, best first.
 
-    A hypothesis has at most max_lengths[i] pieces with its end, and begins with prefixes[i]. The search of a source
+    A hypothesis has at most max_lengths[i] pieces with its end, begins with prefixes[i], and has none of the
+    `unwritable` pieces after that. The search of a source
     ends when `beam_size` hypotheses have ended or when no open one can still beat the ones to be returned.
 
     >>> def step(last, parents):  # a "model" whose next piece depends on the last alone
@@ -64,7 +66,8 @@ def beam_search(
         length += 1
         log_probs = step(last, parents).view(*total.shape, -1)  # (A, W, V)
         device, V = log_probs.device, log_probs.size(-1)
-        log_probs = force(log_probs, forced_pieces(sources, max_lengths, length, prefixes, eos_id))
+        forced = forced_pieces(sources, max_lengths, length, prefixes, eos_id)
+        log_probs = constrain(log_probs, forced, unwritable)
         candidates = (total.to(device)[:, :, None] + log_probs).flatten(1)  # (A, W * V)
         top, index = candidates.topk(min(2 * beam_size, candidates.size(1)))  # enough if all the best ones end
         top, index = top.cpu(), index.cpu()
@@ -110,10 +113,11 @@ def greedy_search(
     *,
     alpha: float = 0.6,
     prefixes: Sequence[Sequence[int]] | None = None,
+    unwritable: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The most probable piece at every step: one hypothesis for each source."""
     return single_paths(
-        step, max_lengths, eos_id, lambda log_probs, rows, length: log_probs.argmax(-1), alpha, prefixes
+        step, max_lengths, eos_id, lambda log_probs, rows, length: log_probs.argmax(-1), alpha, prefixes, unwritable
     )
 
 
@@ -129,6 +133,7 @@ def sampling_search(
     alpha: float = 0.6,
     num_best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
+    unwritable: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """`num_best` samples of each source, best first; what is drawn depends on the source's own seed alone."""
     luck = [
@@ -147,7 +152,7 @@ def sampling_search(
         chosen = torch.searchsorted(upto, u[:, None] * upto[:, -1:], right=True).clamp_(max=probs.size(-1) - 1)
         return order.gather(1, chosen)[:, 0]
 
-    return single_paths(step, max_lengths, eos_id, draw, alpha, prefixes, num_best)
+    return single_paths(step, max_lengths, eos_id, draw, alpha, prefixes, unwritable, num_best)
 
 
 def single_paths(
@@ -157,6 +162,7 @@ def single_paths(
     choose: Callable[[Tensor, list[int], int], Tensor],
     alpha: float,
     prefixes: Sequence[Sequence[int]] | None,
+    unwritable: Tensor | None,
     num_paths: int = 1,
 ) -> list[list[Hypothesis]]:
     """Independent hypotheses, `num_paths` of each source, each extended by choose(log_probs, rows, length)."""
@@ -170,7 +176,7 @@ def single_paths(
         log_probs = step(last, parents)  # (R, V)
         open_sources = [sources[row] for row in rows]
         forced = forced_pieces(open_sources, max_lengths, length, prefixes, eos_id)
-        log_probs = force(log_probs[:, None], forced)[:, 0]
+        log_probs = constrain(log_probs[:, None], forced, unwritable)[:, 0]
         last = choose(log_probs, rows, length)
         chosen = log_probs.gather(1, last[:, None])[:, 0]
         drawn = cast("list[int]", last.tolist()), cast("list[float]", chosen.tolist())
@@ -206,16 +212,18 @@ def forced_pieces(
     return forced
 
 
-def force(log_probs: Tensor, forced: list[int | None]) -> Tensor:
-    """Leave only the forced piece to the sources that have one; log_probs (A, W, V)."""
-    if any(piece is not None for piece in forced):
-        log_probs = log_probs.clone()  # it may be a view of the caller's
-        for a, piece in enumerate(forced):
-            if piece is not None:
-                kept = log_probs[a, :, piece].clone()
-                log_probs[a] = -math.inf
-                log_probs[a, :, piece] = kept
-    return log_probs
+def constrain(log_probs: Tensor, forced: list[int | None], unwritable: Tensor | None) -> Tensor:
+    """Leave only the forced piece to the sources that have one, and no unwritable one to the others; (A, W, V)."""
+    if unwritable is None and all(piece is None for piece in forced):
+        return log_probs
+    allowed = log_probs.clone()  # it may be a view of the caller's
+    if unwritable is not None:
+        allowed[:, :, unwritable] = -math.inf
+    for a, piece in enumerate(forced):
+        if piece is not None:
+            allowed[a] = -math.inf
+            allowed[a, :, piece] = log_probs[a, :, piece]
+    return allowed
 
 
 def ensemble(steps: Sequence[Step]) -> Step:

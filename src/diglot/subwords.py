@@ -116,8 +116,10 @@ def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
 def load_subwords(path: Path) -> Subwords:
     """Read a SentencePiece model."""
     try:
-        return Subwords(path.read_bytes())
+        if proto := path.read_bytes():
+            return Subwords(proto)
     except OSError as error:
         raise TextError(f"cannot read the subwords {path}: {error.strerror}.") from None
     except RuntimeError:
-        raise TextError(f"{path} is not a SentencePiece model.") from None
+        pass
+    raise TextError(f"{path} is not a SentencePiece model.")

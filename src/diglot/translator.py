@@ -112,16 +112,16 @@ class Translator:
     def score_pairs(self, pairs: Iterable[tuple[str, str]], **options: Any) -> Iterator[Translation]:
         """The same for pairs as they arrive, in bounded memory."""
         alpha = self.search_config(options).length_penalty
-        done = 0
+        limit, done = min(LONGEST_SCORED, self.engine.max_length()), 0
         for window in arriving(pairs, WINDOW):
             sides = (
                 self.src_subwords.encode_all([src for src, _ in window]),
                 self.tgt_subwords.encode_all([tgt for _, tgt in window]),
             )
             for number, (src, tgt) in enumerate(zip(*sides, strict=True), done + 1):
-                if max(len(src), len(tgt)) >= LONGEST_SCORED:
+                if max(len(src), len(tgt)) >= limit:
                     raise TextError(
-                        f"pair {number:,} has {max(len(src), len(tgt)):,} pieces on a side; at most {LONGEST_SCORED:,} "
+                        f"pair {number:,} has {max(len(src), len(tgt)):,} pieces on a side; at most {limit - 1:,} "
                         "can be scored at once: split it."
                     )
             log_probs = self.engine.score(*sides)
@@ -137,7 +137,7 @@ class Translator:
     def _translate(
         self, texts: Sequence[str], config: SearchConfig, prefixes: Sequence[str] | None, first_line: int
     ) -> list[Translation]:
-        limit = config.max_segment or LONGEST_UNRECORDED
+        limit = min(config.max_segment or LONGEST_UNRECORDED, self.engine.max_length())
         leads: list[str] = []
         segments: list[list[Segment]] = []
         for text in texts:

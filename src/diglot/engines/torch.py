@@ -67,14 +67,17 @@ class TorchEngine:
             if config.method == "beam":
                 results = beam_search(
                     step, bounds, self.eos_id, beam_size=config.beam_size, alpha=alpha, num_best=num_best,
-                    prefixes=own_prefixes,
+                    prefixes=own_prefixes, unwritable=self.unwritable,
                 )  # fmt: skip
             elif config.method == "greedy":
-                results = greedy_search(step, bounds, self.eos_id, alpha=alpha, prefixes=own_prefixes)
+                results = greedy_search(
+                    step, bounds, self.eos_id, alpha=alpha, prefixes=own_prefixes, unwritable=self.unwritable
+                )
             else:
                 results = sampling_search(
                     step, bounds, self.eos_id, seeds=own_seeds, temperature=config.temperature, top_k=config.top_k,
                     top_p=config.top_p, alpha=alpha, num_best=num_best, prefixes=own_prefixes,
+                    unwritable=self.unwritable,
                 )  # fmt: skip
             for i, result in zip(batch, results, strict=True):
                 found[i] = result
@@ -96,9 +99,14 @@ class TorchEngine:
 
     def start(self, sources: Sequence[Sequence[int]]) -> Step:
         """Encode sources of one padded length; the answer is the step function of the search."""
-        src, lengths = pad([[*source, self.eos_id] for source in sources], self.pad_id, MULTIPLE)
-        src, src_mask = src.to(self.device), padding_mask(lengths, src.size(1)).to(self.device)
+        src, src_mask = self.padded(sources)
         return ensemble([self.stepper(model, src, src_mask) for model in self.models])
+
+    def padded(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Pieces with their ends, a multiple of 16 long where the model has the positions, and what is no padding."""
+        pieces, lengths = pad([[*sequence, self.eos_id] for sequence in sequences], self.pad_id, MULTIPLE)
+        pieces = pieces[:, : max(int(lengths.max()), self.max_length())].to(self.device)
+        return pieces, padding_mask(lengths, pieces.size(1)).to(self.device)
 
     def stepper(self, model: Transformer, src: Tensor, src_mask: Tensor) -> Step:
         """One model's step function."""
@@ -111,9 +119,7 @@ class TorchEngine:
             if last is not None:
                 last = torch.cat((last.to(self.device), last.new_zeros(surplus).to(self.device)))
             cache.select(parents)
-            log_probs = model.project(model.decode_step(last, cache)).float().log_softmax(-1)[:num]
-            log_probs[:, self.unwritable] = -torch.inf
-            return log_probs
+            return model.project(model.decode_step(last, cache)).float().log_softmax(-1)[:num]
 
         return step
 
@@ -123,11 +129,8 @@ class TorchEngine:
         result = [0.0] * len(sources)
         lengths = [[len(sequence) + 1 for sequence in side] for side in (sources, targets)]
         for batch in self.batches(lengths[0], 4, lengths[1]):
-            src, src_lengths = pad([[*sources[i], self.eos_id] for i in batch], self.pad_id, MULTIPLE)
-            tgt, tgt_lengths = pad([[*targets[i], self.eos_id] for i in batch], self.pad_id, MULTIPLE)
-            src, tgt = src.to(self.device), tgt.to(self.device)
-            src_mask = padding_mask(src_lengths, src.size(1)).to(self.device)
-            tgt_mask = padding_mask(tgt_lengths, tgt.size(1)).to(self.device)
+            src, src_mask = self.padded([sources[i] for i in batch])
+            tgt, tgt_mask = self.padded([targets[i] for i in batch])
             each = torch.stack([self.target_log_probs(model, src, src_mask, tgt) for model in self.models])
             log_probs = each.logsumexp(0) - math.log(len(self.models))  # (B, T)
             sums = cast("list[float]", (log_probs * tgt_mask).sum(1).tolist())
@@ -140,7 +143,7 @@ class TorchEngine:
         hidden = model(src, src_mask, tgt)  # (B, T, D)
         parts: list[Tensor] = []
         for start in range(0, tgt.size(1), MULTIPLE):
-            log_probs = model.project(hidden[:, start : start + MULTIPLE]).float().log_softmax(-1)
+            log_probs = model.project(hidden[:, start : start + MULTIPLE].contiguous()).float().log_softmax(-1)
             parts.append(log_probs.gather(2, tgt[:, start : start + MULTIPLE, None])[:, :, 0])
         return torch.cat(parts, dim=1)
 
