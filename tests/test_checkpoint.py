@@ -249,6 +249,17 @@ def test_a_link_or_directory_in_place_of_a_file_is_refused(model: Path, tmp_path
     with pytest.raises(CheckpointError, match=f"{WEIGHTS} is broken"):
         load_model(model)
     path.unlink()
+    copy.rename(path)
+    card = model / "README.md"
+    card.rename(tmp_path / "card1")
+    card.symlink_to("../card1")  # as long as what it leads to
+    assert card.lstat().st_size == card.stat().st_size
+    with pytest.raises(CheckpointError, match=r"README\.md is broken"):
+        load_model(model)
+    card.unlink()
+    (tmp_path / "card1").rename(card)
+    load_model(model)
+    path.unlink()
     path.mkdir()
     with pytest.raises(CheckpointError, match=f"{WEIGHTS}: Is a directory"):
         load_model(model)

@@ -278,6 +278,10 @@ def test_a_choice_takes_its_words_and_no_others(section: str, field: dataclasses
         (("data.src=a",), "data.src names 1 files and data.tgt 0"),
         (("data.tgt=a",), "data.src names 0 files and data.tgt 1"),
         (("data.valid_src=['a', 'b']", "data.valid_tgt=c"), "data.valid_src names 2 files and data.valid_tgt 1"),
+        (
+            ("model.positions=learned", "data.max_pieces=2000"),
+            "data.max_pieces = 2000 is more than model.max_positions",
+        ),
         (("search.num_best=5",), "search.num_best = 5 asks for more than search.beam_size = 4"),
         (("search.method=greedy", "search.num_best=2"), "greedy search finds one translation"),
     ],
@@ -299,6 +303,7 @@ def test_a_combination_that_cannot_be_is_refused(overrides: tuple[str, ...], wor
         ("search.method=sample", "search.num_best=9"),
         ("search.num_best=4",),
         ("model.d_k=7",),
+        ("model.positions=learned", "data.max_pieces=1024"),
         ("data.src=['a', 'b']", "data.tgt=['c', 'd']"),
     ],
 )

@@ -31,6 +31,7 @@ ROWS = [
     ["training", "info"],
     ["demo"],
     ["cli"],
+    ["__main__"],
 ]
 
 

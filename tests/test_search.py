@@ -117,6 +117,16 @@ def test_alpha_decides_between_short_and_long():
     assert (long.pieces, long.score) == ((B, B, B, B), pytest.approx(math.log(0.3) * 6 / 10))
 
 
+def test_the_search_ends_when_as_many_have_ended_as_the_beam_is_wide():
+    # As above, but AA ends with .6. A-end .42 is found first. Then the two best are BBB .3 and AA-end .28 * .6 = .168:
+    # a beam of 2 has found its two and does not wait for BBBB-end, which a beam of 3 does.
+    rows = {(): [0, 0.7, 0.3], (A,): [0.6, 0.4, 0], (B,): [0, 0, 1], (B, B): [0, 0, 1], (B, B, B): [0, 0, 1]}
+    tree = written_tree(3, 6, rows | {(A, A): [0.6, 0.4, 0], (A, A, A): [0, 1, 0]})
+    found = beam_search(stepper(tree), [6], EOS, beam_size=2, alpha=1.0, num_best=2)[0]
+    assert pieces_of(found) == [(A,), (A, A)]
+    assert pieces_of(beam_search(stepper(tree), [6], EOS, beam_size=3, alpha=1.0)[0]) == [(B, B, B, B)]
+
+
 def test_length_penalty_by_hand():
     assert length_penalty(1, 0.6) == 1
     assert length_penalty(7, 1.0) == 2

@@ -1,0 +1,5 @@
+"""`python -m diglot`."""
+
+from diglot.cli import main
+
+main()

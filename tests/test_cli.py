@@ -1,0 +1,304 @@
+"""The commands, as a user types them: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+import diglot
+from diglot import cli
+from diglot.config import load_recipe, to_toml
+from diglot.training import train
+from training_runs import small_recipe, write_pairs
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that has learnt a little: enough to give different lines different translations."""
+    directory = tmp_path_factory.mktemp("cli")
+    words = ("train.max_updates=60", "train.valid_every=60", "train.log_every=30", "model.dropout=0.0")
+    return train(small_recipe(directory, "run", *words, num=600), quiet=True).model
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run a command in this process, with standard input; the answer is its exit code, output and errors."""
+
+    def run_command(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
+        (tmp_path / "stdin").write_bytes(stdin)
+        with (tmp_path / "stdin").open("r") as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            monkeypatch.setattr(sys, "argv", ["diglot", *map(str, words)])
+            code = 0
+            try:
+                cli.main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run_command
+
+
+def command(*words: object, **options: object) -> subprocess.Popen[bytes]:
+    """A command in a process of its own."""
+    code = "from diglot.cli import main; main()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], **{**pipes, **options})
+
+
+# ------------------------------------------------------------------- help, usage, version
+
+
+def test_help_takes_under_three_tenths_of_a_second():
+    times: list[float] = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "diglot", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 0.3
+
+
+@pytest.mark.parametrize("name", ["train", "translate", "score", "evaluate", "info", "demo"])
+def test_each_command_explains_itself_with_examples(run: Run, name: str):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert f"\n  diglot {name} " in out or f"| diglot {name} " in out
+
+
+def test_the_version(run: Run):
+    assert run("--version")[:2] == (0, f"diglot {diglot.__version__}\n")
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["translate"], ["train", "--no-such"], ["evaluate", "a"], ["score"]])
+def test_wrong_usage_ends_with_2(run: Run, words: list[str]):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_what_the_user_gave_ends_with_1_and_one_sentence(run: Run, tmp_path: Path):
+    code, out, err = run("translate", tmp_path / "none")
+    assert (code, out) == (1, "")
+    assert err == f"diglot: there is no model directory {tmp_path / 'none'}.\n"
+
+
+# ------------------------------------------------------------------- translate
+
+
+def test_translating_gives_a_line_for_a_line(run: Run, model: Path):
+    lines = b"one hundred twenty\n\n   \ntwenty past seven\r\n\xe5\xa5\xbd\x00\x0b\x1b[31m\nlast"
+    code, out, _ = run("translate", model, stdin=lines)
+    assert code == 0
+    assert out.count("\n") == 6
+    expected = [
+        one.text for one in diglot.load(model).translate(["one hundred twenty", "", "   ", "twenty past seven"])
+    ]
+    assert out.split("\n")[:4] == expected
+    assert expected[1:3] == ["", "   "]
+
+
+def test_a_file_a_compressed_file_and_standard_input_are_the_same(run: Run, model: Path, tmp_path: Path):
+    text = "one hundred twenty\nhalf past six\n"
+    (tmp_path / "text.en").write_text(text)
+    with gzip.open(tmp_path / "text.en.gz", "wt") as file:
+        file.write(text)
+    first = run("translate", model, stdin=text.encode())[1]
+    assert first
+    assert run("translate", model, tmp_path / "text.en")[1] == first
+    assert run("translate", model, tmp_path / "text.en.gz")[1] == first
+    assert run("translate", model, "-", stdin=b"\xef\xbb\xbf" + text.encode())[1] == first
+    assert run("translate", model, tmp_path / "text.en", "-o", tmp_path / "out")[:2] == (0, "")
+    assert (tmp_path / "out").read_text() == first
+
+
+def test_json_lines_hold_what_python_gives(run: Run, model: Path):
+    code, out, _ = run("translate", model, "--json", "--num-best", "2", stdin=b"one hundred twenty\n")
+    (found,) = diglot.load(model).translate(["one hundred twenty"], num_best=2)
+    line = json.loads(out)
+    assert code == 0
+    assert (line["text"], line["score"], line["num_pieces"]) == (found.text, found.score, found.num_pieces)
+    assert [one["text"] for one in line["others"]] == [found.others[0].text]
+
+
+def test_n_best_lines_are_numbered_and_best_first(run: Run, model: Path):
+    out = run("translate", model, "--num-best", "3", stdin=b"one\ntwo\n")[1]
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "1", "2", "2", "2"]
+    assert [float(row[1]) for row in rows[:3]] == sorted((float(row[1]) for row in rows[:3]), reverse=True)
+
+
+def test_each_search_option_reaches_the_search(run: Run, model: Path):
+    text = b"one hundred twenty thousand four\n" * 4
+    beam = run("translate", model, stdin=text)[1]
+    greedy = run("translate", model, "--method", "greedy", stdin=text)[1]
+    assert greedy == run("translate", model, "--beam-size", "1", stdin=text)[1]
+    sample = run("translate", model, "--method", "sample", "--seed", "3", stdin=text)[1]
+    assert sample == run("translate", model, "--method", "sample", "--seed", "3", stdin=text)[1]
+    assert len(set(sample.splitlines())) > 1
+    assert run("translate", model, "--method", "sample", "--top-k", "1", stdin=text)[1] == greedy
+    assert run("translate", model, "--method", "sample", "--top-p", "0.000001", stdin=text)[1] == greedy
+    assert run("translate", model, "--method", "sample", "--temperature", "0.001", stdin=text)[1] == greedy
+    assert all(
+        line.startswith("der") for line in run("translate", model, "--prefix", "der", stdin=text)[1].splitlines()
+    )
+    code, out, err = run("translate", model, "--max-extra", "0", "--max-segment", "2", stdin=b"one two three four\n")
+    assert (code, out.count("\n")) == (0, 1)
+    assert "1 long lines were split" in err
+    scores = [
+        json.loads(run("translate", model, "--length-penalty", alpha, "--json", stdin=b"one\n")[1]) for alpha in "01"
+    ]
+    assert scores[0]["score"] == scores[0]["log_prob"] != scores[1]["score"]
+    assert run("translate", model, "--ensemble", model, stdin=text)[1] == beam
+    assert run("translate", model, "--precision", "bf16", stdin=text)[0] == 0
+
+
+def test_bad_utf8_is_named_and_what_came_before_is_translated(run: Run, model: Path):
+    code, out, err = run("translate", model, stdin=b"one\nf\xfcnf\n")
+    assert code == 1
+    assert out.count("\n") <= 1
+    assert "standard input, line 2, byte 2: 0xFC is not UTF-8" in err
+
+
+def test_a_line_is_translated_as_soon_as_it_arrives(model: Path):
+    with command("translate", model, "--quiet") as process:
+        assert process.stdin
+        assert process.stdout
+        for line in (b"one\n", b"two\n", b"three\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(b"\n")  # before the next line is written
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path):
+    (tmp_path / "many").write_text("one\n" * 20_000)
+    with command("translate", model, tmp_path / "many", "--method", "greedy", stdin=subprocess.DEVNULL) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.wait(30)
+    assert b"Traceback" not in errors
+
+
+def test_a_full_disk_is_one_sentence(model: Path):
+    with Path("/dev/full").open("w") as full, command("translate", model, stdout=full) as process:
+        out, err = process.communicate(b"one\n" * 5, timeout=30)
+    assert process.returncode == 1
+    assert b"No space left on device" in err
+    assert err.count(b"\n") == 1
+
+
+# ------------------------------------------------------------------- score, evaluate, info
+
+
+def test_the_score_reported_is_the_score_of_scoring(run: Run, model: Path, tmp_path: Path):
+    text = b"one hundred twenty\ntwenty past seven\nthree thousand\n"
+    found = [json.loads(line) for line in run("translate", model, "--json", stdin=text)[1].splitlines()]
+    (tmp_path / "src").write_bytes(text)
+    (tmp_path / "tgt").write_text("".join(one["text"] + "\n" for one in found))
+    scored = [
+        json.loads(line) for line in run("score", model, tmp_path / "src", tmp_path / "tgt", "--json")[1].splitlines()
+    ]
+    translator = diglot.load(model)
+    compared = 0
+    for one, two in zip(found, scored, strict=True):
+        # a text has many spellings in pieces; the score is of the usual one, which the search may not have taken
+        if len(translator.tgt_subwords.encode(one["text"])) + 1 == one["num_pieces"]:
+            assert two["score"] == pytest.approx(one["score"], abs=1e-4)
+            compared += 1
+    assert compared
+    pairs = b"".join(a + b"\t" + b["text"].encode() + b"\n" for a, b in zip(text.splitlines(), found, strict=True))
+    plain = run("score", model, stdin=pairs)[1]
+    assert [float(line) for line in plain.splitlines()] == pytest.approx([two["score"] for two in scored], abs=1e-4)
+
+
+def test_evaluating_gives_sacrebleus_scores(run: Run, model: Path, tmp_path: Path):
+    write_pairs(tmp_path, "test", 20, seed=3)
+    code, out, _ = run("evaluate", model, tmp_path / "test.en", tmp_path / "test.de", "-o", tmp_path / "hyp", "--json")
+    assert code == 0
+    scores = json.loads(out)
+    hyp, ref = (tmp_path / "hyp").read_text().splitlines(), (tmp_path / "test.de").read_text().splitlines()
+    assert scores["BLEU"]["score"] == pytest.approx(sacrebleu.corpus_bleu(hyp, [ref]).score)
+    assert set(scores) == {"BLEU", "chrF2", "TER"}
+    assert all("version:" in one["signature"] for one in scores.values())
+    assert json.loads(run("evaluate", "--hyp", tmp_path / "hyp", tmp_path / "test.de", "--json")[1]) == scores
+    piped = run("evaluate", "--hyp", "-", tmp_path / "test.de", "--json", stdin=(tmp_path / "hyp").read_bytes())[1]
+    assert json.loads(piped) == scores
+    plain = run("evaluate", "--hyp", tmp_path / "hyp", tmp_path / "test.de")[1]
+    assert [line.split()[0] for line in plain.splitlines()] == ["BLEU", "chrF2", "TER"]
+
+
+def test_info_of_a_preset_a_model_and_a_run(run: Run, model: Path):
+    base = json.loads(run("info", "base", "--json")[1])
+    assert base["parameters at 37,000 pieces"]["all"] == 63_045_632
+    assert json.loads(run("info", "big", "--json")[1])["parameters at 37,000 pieces"]["all"] == 214_245_376
+    one = json.loads(run("info", model, "--json")[1])
+    assert one["languages"] == {"src": "en", "tgt": "de"}
+    assert json.loads(run("info", model.parent, "--json")[1])["state"]["update"] == 60
+    assert "63,045,632" in run("info", "base")[1]
+
+
+# ------------------------------------------------------------------- train
+
+
+def test_a_recipe_is_printed_explained_and_read_again(run: Run, tmp_path: Path):
+    code, out, _ = run(
+        "train", "--preset", "tiny", "--print-recipe", "--src", "a b.de", "--tgt", "c.en", "train.seed=7"
+    )
+    assert code == 0
+    assert "# every random choice follows from it" in out
+    (tmp_path / "r.toml").write_text(out)
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert recipe.data.src == ("a b.de",)
+    assert recipe.train.seed == 7
+    assert recipe.model == load_recipe(None, "tiny").model
+    assert tomllib.loads(to_toml(recipe)) == tomllib.loads(out)
+
+
+def test_training_by_options_and_going_on_by_the_run_directory(run: Run, tmp_path: Path):
+    recipe = small_recipe(tmp_path, "unused", "data.src=[]", "data.tgt=[]", "data.valid_src=[]", "data.valid_tgt=[]")
+    (tmp_path / "r.toml").write_text(to_toml(recipe))
+    files = ("--src", tmp_path / "train.en", "--tgt", tmp_path / "train.de", "--valid-src", tmp_path / "valid.en",
+             "--valid-tgt", tmp_path / "valid.de", "--out", tmp_path / "out")  # fmt: skip
+    code, out, err = run("train", tmp_path / "r.toml", *files, "train.max_updates=3", "--json")
+    assert code == 0
+    assert json.loads(out)["updates"] == 3
+    assert f"diglot translate {tmp_path / 'out' / 'model'} FILE" in err
+    code, out, err = run("train", tmp_path / "out", "train.max_updates=6", "--json", "--quiet")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["updates"] == 6
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path):
+    recipe = small_recipe(tmp_path, "run", "train.max_updates=100000", "train.valid_every=100000")
+    (tmp_path / "r.toml").write_text(to_toml(recipe))
+    with command("train", tmp_path / "r.toml") as process:
+        log = tmp_path / "run" / "log.jsonl"
+        while process.poll() is None and not (log.exists() and log.stat().st_size):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert f"all is saved. To go on: diglot train {tmp_path / 'run'}\n" in err.decode()
+    assert b"Traceback" not in err
+
+
+def test_a_demo_that_cannot_write_says_so(run: Run, tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert run("demo", "--out", tmp_path / "file" / "demo")[0] == 1
