@@ -198,7 +198,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path):
 
 def test_a_full_disk_is_one_sentence(model: Path):
     with Path("/dev/full").open("w") as full, command("translate", model, stdout=full) as process:
-        out, err = process.communicate(b"one\n" * 5, timeout=30)
+        _, err = process.communicate(b"one\n" * 5, timeout=30)
     assert process.returncode == 1
     assert b"No space left on device" in err
     assert err.count(b"\n") == 1
