@@ -226,6 +226,9 @@ case("DIR is not a run directory: it has no config.toml.")(lambda at: run_cli("t
 case("cannot write DIR/no/out: No such file or directory.")(
     lambda at: run_cli("translate", str(at.model), str(file(at, "a")), "-o", str(at.dir / "no" / "out"))
 )
+case("DIR/a is the text itself: writing there would destroy it; choose another --output.")(
+    lambda at: run_cli("translate", str(at.model), str(file(at, "a")), "-o", str(at.dir / "a"))
+)
 case("line 1: no TAB between source and target.")(
     lambda at: run_cli("score", str(at.model), str(file(at, "a", b"one\n")))
 )

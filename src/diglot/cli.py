@@ -176,16 +176,16 @@ def translate(
         method=method, beam_size=beam_size, length_penalty=length_penalty, num_best=num_best, max_extra=max_extra,
         max_segment=max_segment, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
-    from diglot.corpus import open_stream, stream_lines
     from diglot.progress import Reporter
     from diglot.translator import load
 
-    stream = sys.stdin.buffer if file == STANDARD_INPUT else open_stream(file)
+    if output is not None and output.exists() and file.exists() and output.samefile(file):
+        raise TextError(f"{output} is the text itself: writing there would destroy it; choose another --output.")
+    lines = open_input(file)
     translator = load(model, *(ensemble or []), device=device, precision=precision, threads=threads)
     translator.search_config(options)  # a wrong option is told before any text is read
     reporter = Reporter(quiet or (output is None and sys.stdout.isatty()))
     num_split = num_bound = 0
-    lines = stream_lines(stream, "standard input" if file == STANDARD_INPUT else str(file))
     with open_output(output) as out, reporter.bar("translating", None) as advance:
         for number, found in enumerate(translator.translate_lines(lines, prefix=prefix, **options), 1):
             num_split += found.num_segments > 1
@@ -221,22 +221,18 @@ def score(
     diglot score runs/deen/model text.de text.en --json | jq .log_prob
     """
     options = given(length_penalty=length_penalty)
-    from diglot.corpus import open_stream, stream_lines
     from diglot.translator import load
 
-    def lines(path: Path) -> Iterator[str]:
-        stream = sys.stdin.buffer if path == STANDARD_INPUT else open_stream(path)
-        return stream_lines(stream, "standard input" if path == STANDARD_INPUT else str(path))
+    sides = [open_input(path) for path in (src, tgt) if path is not None]
 
     def pairs() -> Iterator[tuple[str, str]]:
         if tgt is None:
-            for number, line in enumerate(lines(src), 1):
+            for number, line in enumerate(sides[0], 1):
                 one, tab, two = line.partition("\t")
                 if not tab:
                     raise TextError(f"line {number}: no TAB between source and target.")
                 yield one, two
             return
-        sides = lines(src), lines(tgt)
         for number, one in enumerate(sides[0]):
             two = next(sides[1], None)
             if two is None:
@@ -277,15 +273,13 @@ def evaluate(
     num_wanted = 1 if hyp else 3
     if len(files) != num_wanted:
         raise typer.BadParameter("give MODEL SRC REF, or --hyp FILE REF")
-    from diglot.corpus import read_lines, stream_lines
+    from diglot.corpus import read_lines
     from diglot.evaluate import check_lengths
     from diglot.evaluate import evaluate as score_text
 
     references = read_lines(Path(files[-1]))
     if hyp:
-        hypotheses = (
-            list(stream_lines(sys.stdin.buffer, "standard input")) if hyp == STANDARD_INPUT else read_lines(hyp)
-        )
+        hypotheses = list(open_input(hyp)) if hyp == STANDARD_INPUT else read_lines(hyp)
     else:
         from diglot.progress import Reporter
         from diglot.translator import load
@@ -361,6 +355,15 @@ def demo(
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given; the others are the model's own."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def open_input(path: Path) -> Iterator[str]:
+    """The lines of standard input or of a file, as they arrive; a file that cannot be read is told at once."""
+    from diglot.corpus import open_stream, stream_lines
+
+    if path == STANDARD_INPUT:
+        return stream_lines(sys.stdin.buffer, "standard input")
+    return stream_lines(open_stream(path), str(path))
 
 
 def open_output(path: Path | None) -> Any:

@@ -111,22 +111,30 @@ def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
 
 
 def stream_lines(file: BinaryIO, name: str) -> Iterator[str]:
-    """The lines of a stream as they arrive, checked one by one."""
-    for number in itertools.count(1):
-        try:
-            line = file.readline()
-        except UNPACKING as error:
-            raise TextError(f"cannot unpack {name}: {error}.") from None
-        if not line:
-            return
-        line = line.removeprefix(BOM) if number == 1 else line
-        try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
-        except UnicodeDecodeError as error:
-            raise TextError(
-                f"{name}, line {number}, byte {error.start + 1}: 0x{line[error.start]:02X} is not UTF-8; convert the "
-                "text, as with: iconv -f LATIN1 -t UTF-8"
-            ) from None
+    """The lines of a stream as they arrive, checked one by one; the stream is closed at the end."""
+    lines = _stream_lines(file, name)
+    next(lines)  # begun, it closes the stream even if nobody asks for a line
+    return lines
+
+
+def _stream_lines(file: BinaryIO, name: str) -> Iterator[str]:
+    with file:
+        yield ""
+        for number in itertools.count(1):
+            try:
+                line = file.readline()
+            except UNPACKING as error:
+                raise TextError(f"cannot unpack {name}: {error}.") from None
+            if not line:
+                return
+            line = line.removeprefix(BOM) if number == 1 else line
+            try:
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
+            except UnicodeDecodeError as error:
+                raise TextError(
+                    f"{name}, line {number}, byte {error.start + 1}: 0x{line[error.start]:02X} is not UTF-8; convert "
+                    "the text, as with: iconv -f LATIN1 -t UTF-8"
+                ) from None
 
 
 def open_stream(path: Path) -> BinaryIO:

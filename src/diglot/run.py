@@ -105,7 +105,6 @@ class Log:
                 except (ValueError, KeyError, TypeError):
                     continue  # half a line, of a killed process
         checkpoint.replace_file(self.path, "".join(line + "\n" for line in kept).encode())
-        self.file = self.path.open("a", encoding="utf-8")
         self.board: Any = None
         if tensorboard:
             try:
@@ -113,6 +112,7 @@ class Log:
             except ImportError:
                 raise ConfigError("train.tensorboard needs TensorBoard: pip install 'diglot[track]'") from None
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=update)  # pyright: ignore[reportUnknownVariableType]
+        self.file = self.path.open("a", encoding="utf-8")
 
     def write(self, update: int, **values: Any) -> None:
         """One line."""

@@ -199,30 +199,38 @@ def choose_device(device: str) -> str:
 def arriving(items: Iterable[T], window: int) -> Iterator[list[T]]:
     """Lists of the items that have arrived, at most `window` each; a thread reads at most that much ahead."""
     waiting: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(window)
+    is_wanted = True
 
     def read() -> None:
         try:
             for item in items:
                 waiting.put((item,))
+                if not is_wanted:
+                    return
             waiting.put(None)
         except BaseException as error:
             waiting.put(error)
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
-        found: list[T] = []
-        item = waiting.get()
-        while isinstance(item, tuple):
-            found.append(item[0])
-            if len(found) == window:
-                break
-            try:
-                item = waiting.get_nowait()
-            except queue.Empty:
-                break
-        if found:
-            yield found
-        if isinstance(item, BaseException):
-            raise item
-        if item is None:
-            return
+    try:
+        while True:
+            found: list[T] = []
+            item = waiting.get()
+            while isinstance(item, tuple):
+                found.append(item[0])
+                if len(found) == window:
+                    break
+                try:
+                    item = waiting.get_nowait()
+                except queue.Empty:
+                    break
+            if found:
+                yield found
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                return
+    finally:  # whoever asked may have gone away: let the thread end
+        is_wanted = False
+        while not waiting.empty():
+            waiting.get()
