@@ -437,7 +437,7 @@ def test_rows_of_the_cache_may_be_repeated_reordered_and_dropped(seed):
         last = torch.randint(PIECES, (num_rows,), generator=generator)
         cache.select(parents)
         owners, history = owners[parents], torch.cat((history[parents], last[:, None]), dim=1)
-        assert cache.num_rows == num_rows
+        assert len(cache.owners) == num_rows
 
 
 # ------------------------------------------------------------------- Dropout
@@ -466,6 +466,56 @@ def test_dropout_follows_from_the_seed():
     assert not torch.equal(draw(1), draw(2))
     torch.manual_seed(1)
     assert not torch.equal(dropout(x), dropout(x))
+
+
+KEYED = [(0.1, (6, 11, 16)), (0.3, (6, 4, 5, 7)), (0.5, (6, 9, 3))]
+
+
+@pytest.mark.parametrize(("p", "shape"), KEYED)
+def test_what_is_dropped_of_a_sample_follows_from_its_key_alone(p, shape):
+    dropout, keys = Dropout(p), torch.randint(-(2**62), 2**62, shape[:1])
+    dropout.keys = keys
+    together = dropout(torch.ones(shape))
+    for i in range(shape[0]):  # alone, and padded further
+        dropout.keys = keys[i : i + 1]
+        wider = dropout(torch.ones(1, *(length + 5 for length in shape[1:-1]), shape[-1] + 8))
+        assert torch.equal(wider[0][tuple(slice(0, length) for length in shape[1:])], together[i])
+    dropout.keys = keys + 1
+    assert not torch.equal(dropout(torch.ones(shape)), together)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5])
+def test_dropout_by_keys_keeps_its_share_and_has_no_pattern(p):
+    dropout = Dropout(p)
+    dropout.keys = torch.arange(1000)  # poor keys, one beside the other
+    dropped = (dropout(torch.ones(1000, 5, 64)) == 0).double()
+    num = dropped.numel()
+    deviation = math.sqrt(p * (1 - p) / num)
+    assert abs(dropped.mean().item() - p) < 4 * deviation
+    for axis in range(3):
+        others = [a for a in range(3) if a != axis]
+        share = dropped.mean(others)
+        assert (share - p).abs().max() < 5 * deviation * math.sqrt(len(share))
+    dropout.keys += 1 << 40
+    other = (dropout(torch.ones(1000, 5, 64)) == 0).double()
+    neighbours = [
+        (dropped[:, :, 1:], dropped[:, :, :-1]), (dropped[:, :, 4:], dropped[:, :, :-4]),
+        (dropped[:, 1:], dropped[:, :-1]), (dropped[1:], dropped[:-1]), (dropped, other),
+    ]  # fmt: skip
+    for one, two in neighbours:
+        both = (one * two).mean().item()
+        assert abs(both - p * p) < 5 * p * math.sqrt(1 / one.numel())
+
+
+def test_each_layer_drops_other_places():
+    model, (src, src_mask, tgt) = small_model(dropout=0.5), batch()
+    masks = []
+    for dropout in model.dropouts:
+        dropout.register_forward_hook(lambda module, args, output: masks.append((output == 0)[:, :7]))
+    model.train()(src, src_mask, tgt, torch.arange(3))
+    masks = [mask for mask in masks if mask.shape == masks[0].shape]
+    assert len(masks) > 5
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == len(masks)
 
 
 def test_dropouts_gradient_has_the_same_mask():

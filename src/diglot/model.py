@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import lru_cache
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from diglot.config import ModelConfig
 
 LAYER_NORM_EPSILON = 1e-6
+ODD = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's multipliers
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "swish": F.silu, "gelu": F.gelu}
 
 
@@ -50,10 +52,13 @@ class Transformer(nn.Module):
         self.output = nn.Linear(config.d_model, num_tgt_pieces, bias=config.output_bias)
         if config.tie != "none":
             self.output.weight = self.tgt_embedding.weight
+        self.dropouts = [module for module in self.modules() if isinstance(module, Dropout)]
         initialize(self)
 
-    def forward(self, src: Tensor, src_mask: Tensor, tgt: Tensor) -> Tensor:
-        """Hidden states (B, T, D): the one at t has seen tgt[:, :t] and predicts tgt[:, t]."""
+    def forward(self, src: Tensor, src_mask: Tensor, tgt: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Hidden states (B, T, D): the one at t has seen tgt[:, :t] and predicts tgt[:, t]; keys are for dropout."""
+        for layer, dropout in enumerate(self.dropouts):
+            dropout.keys = None if keys is None else keys + (layer << 40)
         return self.decode(tgt, self.encode(src, src_mask), src_mask)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Tensor:
@@ -69,7 +74,7 @@ class Transformer(nn.Module):
     def decode_step(self, last: Tensor | None, cache: Cache) -> Tensor:
         """Hidden states (B, D) after each row's newest piece (B,), which is None before the first."""
         if last is None:
-            y = self.output.weight.new_zeros(cache.num_rows, 1, self.config.d_model)
+            y = self.output.weight.new_zeros(len(cache.owners), 1, self.config.d_model)
         else:
             y = self.tgt_embedding(last[:, None])
         return self.decoder.step(self.tgt_positions(y, offset=cache.length), cache)[:, 0]
@@ -227,11 +232,7 @@ def stack_norm(config: ModelConfig) -> nn.Module:
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    dropout: Callable[[Tensor], Tensor] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """3.2.1, equation (1): softmax(Q K^T / sqrt(d_k)) V, and the weights, which are the softmax.
 
@@ -281,9 +282,8 @@ class MultiHeadAttention(nn.Module):
     def attend(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, T, D) looks at keys and values (B, H, S, K) computed before."""
         q = self.split_heads(self.w_q(x))
-        if self.reader is None and prefer_fused(q, k):
-            dropout = self.dropout.p if self.training else 0.0
-            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if self.reader is None and not (self.training and self.dropout.p) and prefer_fused(q, k):
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
             heads, weights = attention(q, k, v, mask, self.dropout)
             if self.reader is not None:
@@ -304,7 +304,7 @@ def prefer_fused(q: Tensor, k: Tensor) -> bool:
 def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     """Collect the attention weights (B, H, T, S) of every forward pass inside the block, by the name of the module.
 
-    Outside such a block they are not kept and, where the kernel is fused, not even computed.
+    Outside such a block they are not kept, nor computed where the kernel is fused.
 
     >>> model = Transformer(ModelConfig(), 1000, 1000)
     >>> with read_attention(model) as weights:
@@ -314,7 +314,7 @@ def read_attention(model: nn.Module) -> Generator[dict[str, list[Tensor]]]:
     """
     found: dict[str, list[Tensor]] = {}
     named = cast("Generator[tuple[str, nn.Module]]", model.named_modules())
-    modules = {name: module for name, module in named if isinstance(module, MultiHeadAttention)}
+    modules = {name: one for name, one in named if isinstance(one, MultiHeadAttention)}
     for name, module in modules.items():
         module.reader = found.setdefault(name, []).append
     try:
@@ -389,8 +389,7 @@ def positional_encoding(num_positions: int, d_model: int) -> Tensor:
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
-    position = torch.arange(num_positions, dtype=torch.float64)[:, None]
-    i = torch.arange(d_model // 2, dtype=torch.float64)
+    position, i = torch.arange(num_positions).double()[:, None], torch.arange(d_model // 2).double()
     angle = position / 10000 ** (2 * i / d_model)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
@@ -422,37 +421,41 @@ class PositionalEncoding(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zero with probability p, else times 1 / (1 - p), as nn.Dropout, in a third of its time on a CPU.
+    """Zero with probability p (met to 1 / 65,536), else times 1 / (1 - p).
 
-    It draws 16 random bits an element instead of a number: p is met to 1 / 65,536.
+    With keys, one a sample, what is dropped of it follows from the key and the place, however the samples are batched.
     """
 
     def __init__(self, p: float):
         super().__init__()
         self.p = p
+        self.keys: Tensor | None = None  # (B,)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """(B, ...)."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        if self.keys is None:
             return F.dropout(x, self.p)
-        bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(self.p * 2**16) - 2**15
-        return cast("Tensor", _Keep.apply(x, kept, 1 / (1 - self.p)))
+        kept = random_bits(self.keys, x.shape[1:]) >= round(self.p * 2**16) - 2**15
+        return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 
-class _Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(kept)
-        ctx.scale = scale
-        return (x * kept).mul_(scale)
+def random_bits(keys: Tensor, shape: torch.Size) -> Tensor:
+    """16 bits for each place of each sample, (B, *shape), by hashing key and place as SplitMix64 does."""
+    hashed = places(shape, keys.device) + keys.view(-1, *[1] * len(shape))  # 64 bits for four places
+    hashed = (hashed ^ hashed >> 32).mul_(ODD[1])
+    hashed = (hashed ^ hashed >> 29).mul_(ODD[2])
+    return hashed.view(torch.int16)[..., : shape[-1]]
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
-        (kept,) = ctx.saved_tensors
-        return (grads[0] * kept).mul_(ctx.scale), None, None
+
+@lru_cache(64)
+def places(shape: torch.Size, device: torch.device) -> Tensor:
+    """A number for every four places, which padding around them does not change."""
+    number = torch.arange(-(-shape[-1] // 4), device=device) * ODD[0]
+    for i, length in enumerate(reversed(shape[:-1]), 1):
+        number = number + ((torch.arange(length, device=device) << 20 * i) * ODD[0]).view(-1, *[1] * i)
+    return number
 
 
 # ------------------------------------------------------------------- One step at a time
@@ -482,11 +485,6 @@ class Cache:
     src_mask: Tensor  # (B, 1, 1, S)
     owners: Tensor  # (B,) the source that a row belongs to
     length: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, B."""
-        return len(self.src_mask)
 
     def select(self, parents: Tensor) -> None:
         """Row i goes on from row parents[i]; rows may be repeated or left out."""
