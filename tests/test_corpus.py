@@ -9,7 +9,8 @@ import random
 import re
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from diglot.config import DataConfig
 from diglot.corpus import (
     Corpus,
     TextFile,
-    check_line_counts,
     index_corpus,
     lines_to_learn_from,
     open_pairs,
@@ -147,7 +147,7 @@ def test_what_is_not_utf8_is_named_by_file_line_and_byte(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diglot.corpus, "BLOCK", block)
         with pytest.raises(TextError) as caught:
-            TextFile(path)
+            read_lines(path)
     assert str(caught.value).startswith(f"{path}, line {line}, byte {byte}: 0x{content[at]:02X} is not UTF-8; convert")
 
 
@@ -173,7 +173,7 @@ def test_a_stream_that_is_not_utf8_is_named_by_line_and_byte() -> None:
 def test_utf16_is_refused_by_name(write: Write, encoding: str) -> None:
     path = write("wide.txt", ("\ufeff" if encoding != "utf-16" else "").encode(encoding) + "ein Haus".encode(encoding))
     with pytest.raises(TextError, match=r"wide\.txt is UTF-16; convert it: iconv -f UTF-16"):
-        TextFile(path)
+        read_lines(path)
 
 
 @pytest.mark.parametrize("open_it", [TextFile, open_stream])
@@ -277,7 +277,7 @@ def test_pieces_are_counted_with_the_end_piece(
     corpus = index_texts(write, subwords, phrases).corpus
     assert all_texts(corpus) == phrases
     for name, side in (("src_pieces", 0), ("tgt_pieces", 1)):
-        assert corpus.pairs[name].tolist() == [len(subwords.encode(pair[side])) + 1 for pair in phrases]
+        assert corpus.column(name).tolist() == [len(subwords.encode(pair[side])) + 1 for pair in phrases]
 
 
 # ------------------------------------------------------------------- unequal numbers of lines
@@ -287,7 +287,7 @@ def lines_run_apart(write: Write, src: list[str], tgt: list[str]) -> int:
     """The line that the refusal names, from 0; it must tell both counts."""
     paths = [write(name, "".join(line + "\n" for line in lines)) for name, lines in (("src", src), ("tgt", tgt))]
     with pytest.raises(TextError) as caught:
-        open_pairs([str(paths[0])], [str(paths[1])])
+        open_pairs([str(paths[0])], [str(paths[1])])[0].check()
     message = str(caught.value)
     assert f"{paths[0]} has {len(src):,} lines and {paths[1]} has {len(tgt):,}; they must match" in message
     found = re.search(r"run apart at line ([\d,]+): look there", message)
@@ -315,13 +315,13 @@ def test_missing_lines_of_real_text_are_found(write: Write, data: Path, name: st
 
 def test_an_empty_side_is_refused_with_both_counts(write: Write) -> None:
     with pytest.raises(TextError, match=r"src has 1,200 lines and .*tgt has 0; they must match line by line\.$"):
-        open_pairs([str(write("src", "a\n" * 1200))], [str(write("tgt", ""))])
+        open_pairs([str(write("src", "a\n" * 1200))], [str(write("tgt", ""))])[0].check()
 
 
 def test_equal_numbers_of_lines_pass(write: Write) -> None:
     for one, two in (("", ""), ("a\nb", "c\nd\n"), ("\n", "a\r\n")):
         (pair,) = open_pairs([str(write("src", one))], [str(write("tgt", two))])
-        check_line_counts(pair)
+        pair.check()
 
 
 # ------------------------------------------------------------------- filters
@@ -403,7 +403,7 @@ def test_what_is_kept_and_what_is_dropped_are_all_lines(
             subwords, [directory / "src"], [directory / "tgt"], max_pieces=24, max_ratio=3.0,
             drop_duplicates=drop_duplicates, drop_same=drop_same,
         )  # fmt: skip
-    kept = [line + 1 for line in found.corpus.pairs["line"].tolist()]
+    kept = [line + 1 for line in found.corpus.column("line").tolist()]
     dropped = [int(place.removeprefix("src:")) for _, place in found.drops]
     assert sorted(kept + dropped) == list(range(1, len(pairs) + 1))
     assert kept == sorted(kept)
@@ -418,8 +418,17 @@ def test_progress_adds_up_to_the_number_of_lines(
     for num_words, num_empty in ((0, 0), (3, 0), (7, 0), (2, 4), (7, 7)):
         path = write("pairs.tsv", "one\teins\n" * num_words + "\t\n" * num_empty)
         steps: list[int] = []
-        index_corpus(open_pairs([], [], [str(path)]), subwords, subwords, DataConfig(), io.StringIO(), steps.append)
-        assert sum(steps) == num_words + num_empty
+        totals: list[int] = []
+
+        @contextmanager
+        def progress(
+            what: str, total: int, totals: list[int] = totals, steps: list[int] = steps
+        ) -> Generator[Callable[[int, str], None]]:
+            totals.append(total)
+            yield lambda number, note: steps.append(number)
+
+        index_corpus(open_pairs([], [], [str(path)]), subwords, subwords, DataConfig(), io.StringIO(), progress)
+        assert totals == [sum(steps)] == [num_words + num_empty]
 
 
 def test_a_line_of_a_million_characters_costs_a_count_and_no_memory(write: Write, subwords: Subwords) -> None:
@@ -427,6 +436,7 @@ def test_a_line_of_a_million_characters_costs_a_count_and_no_memory(write: Write
     tgt = write("tgt", b"eins\nein Wort\nzwei\n")
     files = open_pairs([str(src)], [str(tgt)])
     drops = io.StringIO()
+    files[0].check()  # reads blocks of a fixed size
     tracemalloc.start()
     try:
         corpus = index_corpus(files, subwords, subwords, DataConfig(), drops)
@@ -502,3 +512,50 @@ def test_the_fingerprint_is_of_the_text_and_its_order_and_not_of_the_files(write
         [(tgt, src) for src, tgt in pairs],
     )
     assert len({whole, *map(fingerprint, others)}) == 1 + len(others)
+
+
+# ------------------------------------------------------------------- the index is made once
+
+
+def test_an_index_is_made_once_for_a_text_its_subwords_and_its_filters(
+    write: Write, subwords: Subwords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    made: list[Path] = []
+    real = diglot.corpus.write_index
+
+    def write_index(path: Path, *rest: object) -> None:
+        made.append(path)
+        real(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(diglot.corpus, "write_index", write_index)
+
+    def indexed(text: str, name: str = "a.tsv", **options: object) -> Indexed:
+        files, drops = open_pairs([], [], [str(write(name, text))]), io.StringIO()
+        config = DataConfig(**options)  # type: ignore[arg-type]
+        corpus = index_corpus(files, subwords, subwords, config, drops, cache=tmp_path / "cache")
+        return Indexed(corpus, listed(drops))
+
+    text = "one\teins\n\tzwei\nthree\tdrei\n"
+    first, again, elsewhere = indexed(text), indexed(text), indexed(text, "b.tsv")
+    assert len(made) == 1
+    assert all_texts(first.corpus) == all_texts(again.corpus) == all_texts(elsewhere.corpus)
+    assert first.drops == again.drops == [("empty", "a.tsv:2")]
+    assert elsewhere.drops == [("empty", "b.tsv:2")]
+    assert first.corpus.dropped == again.corpus.dropped == {"empty": 1}
+    assert first.corpus.fingerprint() == again.corpus.fingerprint()
+    assert all_texts(indexed("one\tein\n\tzwei\nthree\tdrei\n").corpus)[0] == ("one", "ein")
+    indexed(text, max_pieces=3)
+    assert len(made) == 3
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # and nothing half made
+
+
+def test_an_index_that_cannot_be_written_leaves_nothing(
+    write: Write, subwords: Subwords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(diglot.corpus, "PAIRS", "no/such")
+    files = open_pairs([], [], [str(write("a.tsv", "one\teins\n"))])
+    with pytest.raises(TextError, match="cannot write the index of the corpus to .*: No such file or directory"):
+        index_corpus(files, subwords, subwords, DataConfig(), io.StringIO(), cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())

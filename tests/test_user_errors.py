@@ -127,16 +127,16 @@ case("cannot unpack a.gz: ...")(
     lambda at: list(stream_lines(open_stream(file(at, "a.gz", gzip.compress(b"x" * 9)[:-9])), "a.gz"))
 )
 case("DIR/a, line 2, byte 3: 0xFC is not UTF-8; convert the file, as with: iconv -f LATIN1 -t UTF-8 DIR/a > new")(
-    lambda at: TextFile(file(at, "a", b"one\nf\xc3\xbc\xfcr\n".replace(b"\xc3\xbc", b"u")))
+    lambda at: read_lines(file(at, "a", b"one\nf\xc3\xbc\xfcr\n".replace(b"\xc3\xbc", b"u")))
 )
 case("standard input, line 2, byte 2: 0xFC is not UTF-8; convert the text, as with: iconv -f LATIN1 -t UTF-8")(
     lambda at: list(stream_lines(io.BytesIO(b"one\nf\xfcr\n"), "standard input"))
 )
 case("DIR/a is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 DIR/a > new")(
-    lambda at: TextFile(file(at, "a", "text".encode("utf-16")))
+    lambda at: read_lines(file(at, "a", "text".encode("utf-16")))
 )
 case("DIR/a has 3 lines and DIR/b has 2; they must match line by line. Their lengths run apart at line ...")(
-    lambda at: open_pairs([str(file(at, "a", b"a\nbb bb bb\nc\n"))], [str(file(at, "b", b"a\nc\n"))])
+    lambda at: open_pairs([str(file(at, "a", b"a\nbb bb bb\nc\n"))], [str(file(at, "b", b"a\nc\n"))])[0].check()
 )
 case("DIR/a, line 1: no TAB between source and target.")(
     lambda at: list(open_pairs([], [], [str(file(at, "a", b"one two\n"))])[0].spans())

@@ -1,23 +1,28 @@
 """Text files to an index of sentence pairs: read, check, filter, count.
 
-The text stays in its files, memory-mapped (what is compressed is first unpacked beside the run); a pair is a row of
-numbers in an array. A line is what LF ends and nothing else. Nothing is dropped in silence: every dropped pair is
-counted, and named by file and line in a list.
+The text stays in its files, memory-mapped; a pair is a row of numbers in an index, which is a file too, made once for a
+text, its subwords and its filters, and shared by runs and ranks. So memory does not grow with the corpus. A line is
+what LF ends and nothing else. Nothing is dropped in silence: every dropped pair is counted, and named by file and line.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import gzip
 import hashlib
 import itertools
 import mmap
+import os
 import shutil
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -31,6 +36,8 @@ from diglot.subwords import LEARNING_BYTES, Subwords, clean
 BLOCK = 1 << 24
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
 PAIRS_AT_ONCE = 20_000
+INDEX_FORMAT = 1  # to be raised when rows or filters come to mean something else
+PAIRS, DROPPED = "pairs", "dropped.tsv"  # the files of an index
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
 BOM = b"\xef\xbb\xbf"
 
@@ -42,16 +49,26 @@ PAIR = np.dtype([
 ])  # fmt: skip
 
 
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
+
+
+@contextmanager
+def no_progress(what: str, total: int) -> Generator[Callable[[int, str], None]]:
+    """A progress bar that nobody sees."""
+    yield lambda steps, note: None
+
+
 class TextFile:
-    """The bytes of a text file, checked to be UTF-8 as a whole."""
+    """The bytes of a text file; to count its lines checks that it is UTF-8 as a whole."""
 
     def __init__(self, path: Path, scratch: Path | None = None):
         self.path = path
         self.data = _open_bytes(path, scratch)
         self.start = len(BOM) if self.data[: len(BOM)] == BOM else 0
-        self.num_lines = self._check()
 
-    def _check(self) -> int:
+    @cached_property
+    def num_lines(self) -> int:
+        """The number of lines, all of them UTF-8."""
         if self.data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise TextError(f"{self.path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {self.path} > new")
         decoder, lines = codecs.getincrementaldecoder("utf-8")(), 0
@@ -63,6 +80,7 @@ class TextFile:
                 decoder.decode(block, final=start + BLOCK >= len(self.data))
             except UnicodeDecodeError as error:
                 raise self._not_utf8(start - pending + error.start) from None
+            self.release()
         return lines + (len(self.data) > self.start and self.data[-1:] != b"\n")
 
     def _not_utf8(self, at: int) -> TextError:
@@ -73,19 +91,40 @@ class TextFile:
             f"convert the file, as with: iconv -f LATIN1 -t UTF-8 {self.path} > new"
         )
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the content."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self.data), BLOCK):
+            digest.update(memoryview(self.data)[start : start + BLOCK])
+            self.release()
+        return digest.hexdigest()
+
+    def release(self) -> None:
+        """Have the pages of the file that were read no longer count as memory of this process."""
+        _release(self.data)
+
     def spans(self) -> Iterator[tuple[int, int]]:
         """Where each line starts and ends; a CR before the LF is no part of it."""
-        start, size = self.start, len(self.data)
+        start, size, released = self.start, len(self.data), 0
         while start < size:
             end = self.data.find(b"\n", start)
             end = size if end < 0 else end
             yield start, end - (end > start and self.data[end - 1 : end] == b"\r")
             start = end + 1
+            if start - released > BLOCK:
+                self.release()
+                released = start
 
     def lines(self) -> Iterator[str]:
         """The lines as text."""
         for start, end in self.spans():
             yield self.data[start:end].decode()
+
+
+def _release(data: object) -> None:
+    if isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
@@ -149,7 +188,8 @@ def open_stream(path: Path) -> BinaryIO:
 
 def read_lines(path: Path) -> list[str]:
     """All lines of a text that is small enough for memory."""
-    return list(TextFile(path).lines())
+    text = TextFile(path)
+    return list(text.lines()) if text.num_lines else []
 
 
 @dataclass
@@ -158,6 +198,19 @@ class PairFile:
 
     src: TextFile
     tgt: TextFile
+
+    def check(self) -> None:
+        """Refuse two files of unequal length, and say where they seem to run apart; refuse what is not UTF-8."""
+        src, tgt = self.src, self.tgt
+        if src.num_lines == tgt.num_lines:
+            return
+        counts = f"{src.path} has {src.num_lines:,} lines and {tgt.path} has {tgt.num_lines:,}"
+        where = ""
+        if src.num_lines and tgt.num_lines:
+            lengths = [np.array([end - start for start, end in side.spans()], dtype=np.int64) for side in (src, tgt)]
+            apart = runs_apart(*lengths) + 1
+            where = f" Their lengths run apart at line {apart:,}: look there for a missing or extra line."
+        raise TextError(f"{counts}; they must match line by line.{where}")
 
     @property
     def is_tsv(self) -> bool:
@@ -185,31 +238,14 @@ class PairFile:
 def open_pairs(
     src: Sequence[str], tgt: Sequence[str], tsv: Sequence[str] = (), scratch: Path | None = None
 ) -> list[PairFile]:
-    """Open and check a corpus of one or more files."""
+    """Open a corpus of one or more files."""
     pairs: list[PairFile] = []
     for one, two in zip(src, tgt, strict=True):
         pairs.append(PairFile(TextFile(Path(one), scratch), TextFile(Path(two), scratch)))
-        check_line_counts(pairs[-1])
     for name in tsv:
         both = TextFile(Path(name), scratch)
         pairs.append(PairFile(both, both))
     return pairs
-
-
-def check_line_counts(pair: PairFile) -> None:
-    """Refuse two files of unequal length, and say where they seem to run apart."""
-    src, tgt = pair.src, pair.tgt
-    if src.num_lines == tgt.num_lines:
-        return
-    message = (
-        f"{src.path} has {src.num_lines:,} lines and {tgt.path} has {tgt.num_lines:,}; they must match line by line."
-    )
-    if src.num_lines and tgt.num_lines:
-        lengths = [np.array([end - start for start, end in side.spans()], dtype=np.int64) for side in (src, tgt)]
-        message += (
-            f" Their lengths run apart at line {runs_apart(*lengths) + 1:,}: look there for a missing or extra line."
-        )
-    raise TextError(message)
 
 
 def runs_apart(src: NDArray[np.int64], tgt: NDArray[np.int64]) -> int:
@@ -227,6 +263,7 @@ def runs_apart(src: NDArray[np.int64], tgt: NDArray[np.int64]) -> int:
 def lines_to_learn_from(files: Sequence[PairFile], src: bool, tgt: bool) -> Iterator[str]:
     """The lines of one side or both that subwords are learnt from."""
     for file in files:
+        file.check()
         for a, b, c, d in file.spans():
             if src and b - a <= LEARNING_BYTES:
                 yield file.src.data[a:b].decode()
@@ -234,22 +271,35 @@ def lines_to_learn_from(files: Sequence[PairFile], src: bool, tgt: bool) -> Iter
                 yield file.tgt.data[c:d].decode()
 
 
-@dataclass
 class Corpus:
-    """The pairs that passed the filters, as rows of numbers over mapped text."""
+    """The pairs that passed the filters: rows of an index, over text that stays in its files."""
 
-    files: list[PairFile]
-    pairs: NDArray[Any]  # of PAIR
-    dropped: Counter[str] = field(default_factory=Counter[str])
+    def __init__(self, files: Sequence[PairFile], index: NDArray[Any], dropped: Counter[str]):
+        self.files, self.index, self.dropped = files, index, dropped
+        self.rows: NDArray[np.int32] = np.arange(len(index), dtype=np.int32)  # of the index, but for held out pairs
+        self.src_pieces, self.tgt_pieces = self.column("src_pieces"), self.column("tgt_pieces")
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.rows)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One number of every pair."""
+        column = np.ascontiguousarray(self.index[name])[self.rows]
+        self.release()
+        return column
+
+    def release(self) -> None:
+        """Let what was read of files no longer count as memory of this process."""
+        _release(getattr(self.index, "_mmap", None))
+        for file in self.files:
+            file.src.release()
+            file.tgt.release()
 
     def texts(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[list[str], list[str]]:
         """Source and target text of some pairs."""
         src: list[str] = []
         tgt: list[str] = []
-        chosen = self.pairs[rows]
+        chosen = self.index[self.rows[rows]]
 
         def column(name: str) -> list[int]:
             return chosen[name].tolist()
@@ -259,102 +309,160 @@ class Corpus:
             file = self.files[number]
             src.append(file.src.data[a:b].decode())
             tgt.append(file.tgt.data[c:d].decode())
+        self.release()
         return src, tgt
+
+    def where(self, row: int) -> str:
+        """The place of a pair, in words."""
+        pair = self.index[self.rows[row]]
+        return self.files[int(pair["file"])].where(int(pair["line"]))
 
     def fingerprint(self) -> str:
         """A hash of the text of all pairs and of their order."""
         digest = hashlib.sha256()
         for name in ("src_hash", "tgt_hash", "src_pieces", "tgt_pieces"):
-            digest.update(np.ascontiguousarray(self.pairs[name]).tobytes())
+            digest.update(self.column(name).tobytes())
         return digest.hexdigest()
 
     def hold_out(self, num: int, seed: int, drops: TextIO) -> tuple[list[str], list[str]]:
         """Take random pairs out, with every other pair of the same source text, and return their texts."""
+        hashes = self.column("src_hash")
         order = np.random.default_rng([seed, len(self)]).permutation(len(self))
-        _, first = np.unique(self.pairs["src_hash"][order], return_index=True)
+        _, first = np.unique(hashes[order], return_index=True)
         chosen = np.sort(order[np.sort(first)[:num]])
         texts = self.texts(chosen)
-        taken = np.isin(self.pairs["src_hash"], self.pairs["src_hash"][chosen])
-        self.drop(taken, "held out", drops)
+        taken = np.isin(hashes, hashes[chosen])
+        for row in np.flatnonzero(taken).tolist():
+            drops.write(f"held out\t{self.where(row)}\n")
+            self.dropped["held out"] += 1
+        self.rows, self.src_pieces, self.tgt_pieces = (
+            column[~taken] for column in (self.rows, self.src_pieces, self.tgt_pieces)
+        )
         return texts
-
-    def drop(self, which: NDArray[np.bool_], reason: str, drops: TextIO) -> None:
-        """Leave pairs out, counted and listed."""
-        if not which.any():
-            return
-        for row in self.pairs[which]:
-            drops.write(f"{reason}\t{self.files[row['file']].where(int(row['line']))}\n")
-        self.dropped[reason] += int(which.sum())
-        self.pairs = self.pairs[~which]
 
 
 def index_corpus(
-    files: list[PairFile],
+    files: Sequence[PairFile],
     src_subwords: Subwords,
     tgt_subwords: Subwords,
     config: DataConfig,
     drops: TextIO,
-    advance: Callable[[int], None] = lambda num_lines: None,
+    progress: Progress = no_progress,
+    cache: Path | None = None,
 ) -> Corpus:
-    """Index the pairs that pass the filters; name the others, with the reason, in `drops`."""
-    corpus = Corpus(files, np.empty(0, PAIR))
-    blocks: list[NDArray[Any]] = []
-    limit = config.max_pieces * MAX_BYTES_OF_A_PIECE
-    for number, file in enumerate(files):
-        rows: list[tuple[int, ...]] = []
-        texts: tuple[list[str], list[str]] = ([], [])
+    """Index the pairs that pass the filters; name the others, with the reason, in `drops`.
 
-        def drop(line: int, reason: str, file: PairFile = file) -> None:
-            corpus.dropped[reason] += 1
-            drops.write(f"{reason}\t{file.where(line)}\n")
+    An index of the same text, subwords and filters is taken from `cache`, or left there.
+    """
+    key = index_key(files, src_subwords, tgt_subwords, config)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = (cache or Path(scratch)) / f"index-{key}"
+        if not path.exists():
+            for file in files:
+                file.check()
+            num_lines = sum(file.src.num_lines for file in files)
+            new = Path(tempfile.mkdtemp(prefix=".index-", dir=path.parent))
+            try:
+                with progress("reading pairs", num_lines) as advance:
+                    write_index(new, files, src_subwords, tgt_subwords, config, advance)
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    new.rename(path)
+            except OSError as error:
+                raise TextError(
+                    f"cannot write the index of the corpus to {path.parent}: {error.strerror}. Make room there, or "
+                    "let DIGLOT_CACHE name another directory."
+                ) from None
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+        index = np.empty(0, PAIR)
+        if (path / PAIRS).stat().st_size:
+            index = np.memmap(path / PAIRS, PAIR, "r")
+        dropped: Counter[str] = Counter()
+        with (path / DROPPED).open(encoding="utf-8") as lines:
+            for line in lines:
+                reason, number, place = line.split("\t")
+                dropped[reason] += 1
+                drops.write(f"{reason}\t{files[int(number)].where(int(place))}\n")
+    return Corpus(files, index, dropped)
 
-        def encode(rows: list[tuple[int, ...]] = rows, texts: tuple[list[str], list[str]] = texts) -> None:
-            lengths = zip(src_subwords.encode_all(texts[0]), tgt_subwords.encode_all(texts[1]), strict=True)
-            kept: list[tuple[int, ...]] = []
-            for row, (src, tgt), one, two in zip(rows, lengths, *texts, strict=True):
-                num_src, num_tgt = len(src) + 1, len(tgt) + 1
-                if num_src > config.max_pieces or num_tgt > config.max_pieces:
-                    drop(row[1], "too long")
-                elif max(num_src, num_tgt) > config.max_ratio * min(num_src, num_tgt):
-                    drop(row[1], "length ratio")
-                else:
-                    kept.append((*row, num_src, num_tgt, _hash(one), _hash(two)))
-            if kept:
-                blocks.append(np.array(kept, PAIR))
-            rows.clear()
-            texts[0].clear()
-            texts[1].clear()
 
-        line = -1
-        for line, (a, b, c, d) in enumerate(file.spans()):
-            if line % PAIRS_AT_ONCE == PAIRS_AT_ONCE - 1:
-                advance(PAIRS_AT_ONCE)
-            if max(b - a, d - c) > limit:
-                drop(line, "too long")
-                continue
-            one, two = clean(file.src.data[a:b].decode()).strip(), clean(file.tgt.data[c:d].decode()).strip()
-            if not one or not two:
-                drop(line, "empty")
-                continue
-            rows.append((number, line, a, b, c, d))
+def index_key(files: Sequence[PairFile], src_subwords: Subwords, tgt_subwords: Subwords, config: DataConfig) -> str:
+    """A name for all that an index depends on."""
+    texts = [(file.src.digest, file.tgt.digest) for file in files]
+    vocabularies = [hashlib.sha256(side.proto).hexdigest() for side in (src_subwords, tgt_subwords)]
+    filters = config.max_pieces, config.max_ratio, config.drop_duplicates, config.drop_same
+    return hashlib.sha256(repr((INDEX_FORMAT, texts, vocabularies, filters)).encode()).hexdigest()[:32]
+
+
+def write_index(
+    path: Path,
+    files: Sequence[PairFile],
+    src_subwords: Subwords,
+    tgt_subwords: Subwords,
+    config: DataConfig,
+    advance: Callable[[int, str], None],
+) -> None:
+    """Write the rows of the pairs that pass, and the places of the others with the reason."""
+    with (path / PAIRS).open("wb") as pairs, (path / DROPPED).open("w", encoding="utf-8") as drops:
+        for number, file in enumerate(files):
+
+            def drop(line: int, reason: str, number: int = number) -> None:
+                drops.write(f"{reason}\t{number}\t{line}\n")
+
+            lines = enumerate(file.spans())
+            while block := list(itertools.islice(lines, PAIRS_AT_ONCE)):
+                rows, *texts = clean_pairs(block, file, config, drop)
+                encoded = src_subwords.encode_all(texts[0]), tgt_subwords.encode_all(texts[1])
+                kept: list[tuple[int, ...]] = []
+                for row, (src, tgt), one, two in zip(rows, zip(*encoded, strict=True), *texts, strict=True):
+                    num_src, num_tgt = len(src) + 1, len(tgt) + 1
+                    if max(num_src, num_tgt) > config.max_pieces:
+                        drop(row[0], "too long")
+                    elif max(num_src, num_tgt) > config.max_ratio * min(num_src, num_tgt):
+                        drop(row[0], "length ratio")
+                    else:
+                        kept.append((number, *row, num_src, num_tgt, _hash(one), _hash(two)))
+                pairs.write(np.array(kept, PAIR).tobytes())
+                advance(len(block), "")
+        pairs.flush()
+        if config.drop_duplicates and pairs.tell():
+            index = np.fromfile(path / PAIRS, PAIR)
+            keys = np.stack((index["src_hash"], index["tgt_hash"]), axis=1)
+            is_first = np.zeros(len(index), np.bool_)
+            is_first[np.unique(keys, axis=0, return_index=True)[1]] = True
+            for row in index[~is_first]:
+                drops.write(f"duplicate\t{row['file']}\t{row['line']}\n")
+            pairs.seek(0)
+            pairs.write(index[is_first].tobytes())
+            pairs.truncate()
+        for file in (pairs, drops):
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def clean_pairs(
+    block: Sequence[tuple[int, tuple[int, int, int, int]]],
+    file: PairFile,
+    config: DataConfig,
+    drop: Callable[[int, str], None],
+) -> tuple[list[tuple[int, int, int, int, int]], list[str], list[str]]:
+    """Line and place of the pairs that are worth encoding, and their texts as the network sees them."""
+    rows: list[tuple[int, int, int, int, int]] = []
+    texts: tuple[list[str], list[str]] = ([], [])
+    for line, (a, b, c, d) in block:
+        if max(b - a, d - c) > config.max_pieces * MAX_BYTES_OF_A_PIECE:
+            drop(line, "too long")
+            continue
+        one, two = clean(file.src.data[a:b].decode()).strip(), clean(file.tgt.data[c:d].decode()).strip()
+        if not one or not two:
+            drop(line, "empty")
+        elif config.drop_same and one == two:
+            drop(line, "same text")
+        else:
+            rows.append((line, a, b, c, d))
             texts[0].append(one)
             texts[1].append(two)
-            if len(rows) == PAIRS_AT_ONCE:
-                encode()
-        encode()
-        advance((line + 1) % PAIRS_AT_ONCE)
-    if blocks:
-        corpus.pairs = np.concatenate(blocks)
-    blocks.clear()
-    if config.drop_same:
-        corpus.drop(corpus.pairs["src_hash"] == corpus.pairs["tgt_hash"], "same text", drops)
-    if config.drop_duplicates:
-        keys = np.stack((corpus.pairs["src_hash"], corpus.pairs["tgt_hash"]), axis=1)
-        _, first = np.unique(keys, axis=0, return_index=True)
-        again = np.ones(len(corpus), dtype=np.bool_)
-        again[first] = False
-        corpus.drop(again, "duplicate", drops)
-    return corpus
+    return rows, *texts
 
 
 def _hash(text: str) -> int:
