@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from diglot.batching import BUCKETS, POOL, micro_batches, num_updates_of_epoch, pad, updates
+from diglot.batching import BUCKETS, LENGTHS, POOL, ROWS, micro_batches, num_updates_of_epoch, pad, round_up, updates
 
 Pieces = NDArray[np.int32]
 Rows = NDArray[np.int64]
@@ -136,8 +136,10 @@ def test_a_micro_batch_stays_in_the_bound_unless_it_is_one_pair(corpus: tuple[Pi
     rows = np.arange(len(corpus[0]), dtype=np.int64)
     batches = micro_batches(rows, *corpus, bound)
     assert all(padded(batch, *corpus) <= bound or len(batch) == 1 for batch in batches)
-    for one, two in pairwise(batches):  # and none is smaller than it has to be
-        assert padded(np.append(one, two[0]), *corpus) > bound
+    for one, two in pairwise(batches):  # and none is smaller than whole multiples of lengths and rows make it
+        more = np.append(one, two[0])
+        num_rows = round_up(len(more), ROWS) if len(more) > ROWS else len(more)
+        assert num_rows * sum(round_up(int(side[more].max()), LENGTHS) for side in corpus) > bound
 
 
 def test_the_bound_changes_no_update() -> None:
@@ -184,5 +186,5 @@ def test_padding_fills_up_to_a_multiple_and_nothing_else(sequences: list[list[in
 def test_padding_is_of_whole_numbers_whatever_the_lengths() -> None:
     for sequences in ([[3]], [[3], []], [[3, 4], [5]]):
         ids, lengths = pad(sequences, 9)
-        assert ids.dtype == lengths.dtype == torch.int64
-        assert (ids == 9).sum() == ids.numel() - sum(map(len, sequences))
+        assert ids.dtype == lengths.dtype == np.int64
+        assert (ids == 9).sum() == ids.size - sum(map(len, sequences))

@@ -249,7 +249,7 @@ def test_info_of_a_preset_a_model_and_a_run(run: Run, model: Path):
     assert base["parameters at 37,000 pieces"]["all"] == 63_045_632
     assert json.loads(run("info", "big", "--json")[1])["parameters at 37,000 pieces"]["all"] == 214_171_648
     one = json.loads(run("info", model, "--json")[1])
-    assert one["languages"] == {"src": "en", "tgt": "de"}
+    assert one["languages"] == {"src": "en", "tgt": "de", "tags": []}
     assert json.loads(run("info", model.parent, "--json")[1])["state"]["update"] == 60
     assert "63,045,632" in run("info", "base")[1]
 

@@ -472,7 +472,8 @@ def test_pairs_are_held_out_with_all_pairs_of_the_same_source(write: Write, subw
     pairs = with_repeated_sources()
     found = index_texts(write, subwords, pairs)
     drops = io.StringIO()
-    src, tgt = found.corpus.hold_out(num, 1, drops)
+    src, tgt, files = found.corpus.hold_out(num, 1, drops)
+    assert files == [0] * len(src)
     assert len(src) == len(set(src)) == min(num, len(WORDS))
     assert set(zip(src, tgt, strict=True)) <= set(pairs)
     kept = all_texts(found.corpus)
@@ -482,7 +483,7 @@ def test_pairs_are_held_out_with_all_pairs_of_the_same_source(write: Write, subw
 
 
 def test_what_is_held_out_follows_from_the_seed(write: Write, subwords: Subwords) -> None:
-    def held_out(seed: int) -> tuple[list[str], list[str]]:
+    def held_out(seed: int) -> tuple[list[str], list[str], list[int]]:
         return index_texts(write, subwords, with_repeated_sources()).corpus.hold_out(4, seed, io.StringIO())
 
     assert held_out(1) == held_out(1)
@@ -556,6 +557,6 @@ def test_an_index_that_cannot_be_written_leaves_nothing(
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr(diglot.corpus, "PAIRS", "no/such")
     files = open_pairs([], [], [str(write("a.tsv", "one\teins\n"))])
-    with pytest.raises(TextError, match="cannot write the index of the corpus to .*: No such file or directory"):
+    with pytest.raises(TextError, match=r"cannot write the index of the corpus to .*: No such file or directory"):
         index_corpus(files, subwords, subwords, DataConfig(), io.StringIO(), cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())

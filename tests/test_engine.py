@@ -134,7 +134,7 @@ def test_unwritable_pieces_never_come_out(method):
 def test_greedy_search_takes_the_most_probable_piece_of_the_whole_network():
     model, sources = random_model().eval(), various_sources(8)
     for source, (h,) in zip(sources, engine_of(model, unwritable=()).search(sources, CONFIGS["greedy"]), strict=True):
-        src, lengths = pad([[*source, EOS]], PAD)
+        src, lengths = (torch.from_numpy(array) for array in pad([[*source, EOS]], PAD))
         tgt = torch.tensor([[*h.pieces, EOS]])
         best = model.project(model(src, padding_mask(lengths), tgt)).argmax(-1)[0].tolist()
         assert best[:-1] == list(h.pieces)

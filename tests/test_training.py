@@ -100,16 +100,16 @@ def test_a_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     recipe = small_recipe(tmp_path, "run")
-    collate, calls = training.collate, 0
+    gradients, calls = training.gradients, 0
 
-    def collate_and_signal(*args: object):
+    def gradients_and_signal(*args: object):
         nonlocal calls
         calls += 1
-        if calls == 3:
+        if calls == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return collate(*args)
+        return gradients(*args)
 
-    monkeypatch.setattr(training, "collate", collate_and_signal)
+    monkeypatch.setattr(training, "gradients", gradients_and_signal)
     with pytest.raises(Interrupted, match=r"stopped after update \d; all is saved. To go on: diglot train") as caught:
         train(recipe, quiet=True)
     assert caught.value.signal_number == signal.SIGTERM
@@ -275,7 +275,7 @@ def test_another_corpus_is_refused(tmp_path: Path):
     recipe = small_recipe(tmp_path, "run", "train.max_updates=3")
     train(recipe, quiet=True)
     write_pairs(tmp_path, "train", 200, seed=5)
-    with pytest.raises(TextError, match=r"the corpus is not the one that .* was begun with"):
+    with pytest.raises(TextError, match=r"the pairs are not those that .* was begun with"):
         train(changed(recipe, max_updates=6), quiet=True)
 
 

@@ -269,9 +269,9 @@ case("10 updates in a row, up to ..., had no finite gradient: training has diver
 case("DIR/run was begun with another recipe: train.seed was 1 and is 2. Choose another --out, or go on with ...")(
     lambda at: [trained(at), trained(at, "train.seed=2")]
 )
-case("the corpus is not the one that DIR/run was begun with; give back the old text, or begin a new run with ...")(
-    lambda at: [trained(at), write_pairs(at.dir, "train", 99, 7), trained(at)]
-)
+case(
+    "the pairs are not those that DIR/run was begun with; give back the old text and the old filters, or begin a new run ..."
+)(lambda at: [trained(at), write_pairs(at.dir, "train", 99, 7), trained(at)])
 
 
 @case("DIR/run/step-000001 is no checkpoint to go on from: its training state is missing or broken.")

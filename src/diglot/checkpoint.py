@@ -283,6 +283,15 @@ def newest_step(run: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
+def set_aside(run: Path, newest: Path | None) -> None:
+    """Take the checkpoints above the newest whole one out of the way, so that they neither count nor stand for it."""
+    for path in reversed(list_steps(run)):
+        if path == newest:
+            return
+        shutil.rmtree(run / f"broken-{path.name}", ignore_errors=True)
+        path.rename(run / f"broken-{path.name}")
+
+
 def link_best(run: Path, step: Path) -> None:
     """Let `best` name a checkpoint."""
     new = run / (TEMPORARY + "best")

@@ -42,6 +42,7 @@ Threads = Annotated[int, typer.Option(help="CPU threads; 0: one a core.")]
 Ensemble = Annotated[
     list[Path] | None, typer.Option(help="A further model of the same vocabulary, to average with; may be repeated.")
 ]
+To = Annotated[str | None, typer.Option(help="Language to translate into, of a model that knows several.")]
 BeamSize = Annotated[int | None, typer.Option(help="Hypotheses that the beam keeps [default: the model's, usually 4].")]
 LengthPenalty = Annotated[float | None, typer.Option(help="Alpha [default: the model's, usually 0.6].")]
 
@@ -139,6 +140,7 @@ def translate(
         Path, typer.Argument(help="Text, a line a segment; .gz is unpacked.", show_default=False)
     ] = STANDARD_INPUT,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here, not to standard output.")] = None,
+    to: To = None,
     ensemble: Ensemble = None,
     method: Annotated[str | None, typer.Option(help="beam, greedy or sample.")] = None,
     beam_size: BeamSize = None,
@@ -170,6 +172,7 @@ def translate(
     diglot translate runs/deen/model text.de -o text.en
     diglot translate runs/deen/model text.de --num-best 3 --json
     diglot translate runs/deen/model text.de --method sample --top-p 0.9 --seed 7
+    diglot translate runs/multi/model text.en --to de
     tail -f log.de | diglot translate runs/deen/model
     """
     options = given(
@@ -187,7 +190,7 @@ def translate(
     reporter = Reporter(quiet or (output is None and sys.stdout.isatty()))
     num_split = num_bound = 0
     with open_output(output) as out, reporter.bar("translating", None) as advance:
-        for number, found in enumerate(translator.translate_lines(lines, prefix=prefix, **options), 1):
+        for number, found in enumerate(translator.translate_lines(lines, to=to, prefix=prefix, **options), 1):
             num_split += found.num_segments > 1
             num_bound += found.hit_bound
             out.write(format_translation(found, number, json_))
@@ -206,6 +209,7 @@ def score(
         Path, typer.Argument(help="Source text, or lines 'source TAB target'.", show_default=False)
     ] = STANDARD_INPUT,
     tgt: Annotated[Path | None, typer.Argument(help="Target text.", show_default=False)] = None,
+    to: To = None,
     ensemble: Ensemble = None,
     length_penalty: LengthPenalty = None,
     device: Device = "auto",
@@ -243,7 +247,7 @@ def score(
 
     translator = load(model, *(ensemble or []), device=device, precision=precision, threads=threads)
     with open_output(None) as out:
-        for found in translator.score_pairs(pairs(), **options):
+        for found in translator.score_pairs(pairs(), to=to, **options):
             values = {"score": found.score, "log_prob": found.log_prob, "num_pieces": found.num_pieces}
             out.write(json.dumps(values) + "\n" if json_ else f"{found.score:.4f}\n")
             out.flush()
@@ -255,6 +259,7 @@ def evaluate(
     hyp: Annotated[Path | None, typer.Option(help="Translations to evaluate ('-': standard input); no model.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the translations here.")] = None,
     lang: Annotated[str | None, typer.Option(help="Code of the target language: how BLEU splits words.")] = None,
+    to: To = None,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     device: Device = "auto",
@@ -287,11 +292,11 @@ def evaluate(
         sources = read_lines(Path(files[1]))
         check_lengths(sources, references)
         translator = load(files[0], device=device, precision=precision, threads=threads)
-        lang = lang if lang is not None else translator.spec.languages.tgt
+        lang = lang if lang is not None else to or translator.spec.languages.tgt
         options = given(beam_size=beam_size, length_penalty=length_penalty)
         hypotheses: list[str] = []
         with Reporter(quiet).bar("translating", len(sources)) as advance:
-            for found in translator.translate_lines(sources, **options):
+            for found in translator.translate_lines(sources, to=to, **options):
                 hypotheses.append(found.text)
                 advance(1, "")
     if output:

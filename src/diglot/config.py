@@ -70,6 +70,7 @@ class LanguagesConfig:
 
     src: str = option("", "code of the source language, as de")
     tgt: str = option("", "code of the target language, as en: it chooses how scores split words")
+    tags: tuple[str, ...] = option((), "several target languages, each chosen by a tag; follows from data.tgt_langs")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -85,6 +86,10 @@ class SubwordsConfig:
     model: str = option("", "a SentencePiece model to use instead of learning one")
     src_model: str = option("", "the same for the source side alone, where joint is false")
     tgt_model: str = option("", "the same for the target side alone, where joint is false")
+    sampling: float = option(
+        0.0, "another split of each sentence in each epoch: unigram's alpha or BPE's dropout; 0: always the best",
+        low=0, high=1,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         _check(self)
@@ -112,14 +117,22 @@ class DataConfig:
     valid_src: tuple[str, ...] = option((), "source text to validate on")
     valid_tgt: tuple[str, ...] = option((), "its translation")
     valid_tsv: tuple[str, ...] = option((), "or both in one file")
+    weights: tuple[float, ...] = option(
+        (), "how often the pairs of each of these files come in an epoch, as 2 or 0.5; () is once"
+    )
+    temperature: float = option(
+        1.0, "above 1 small files come more often: the share of a file is as its size ** (1 / temperature)", low=1
+    )
+    tgt_langs: tuple[str, ...] = option((), "target language of each of these files: one model for several languages")
+    valid_tgt_langs: tuple[str, ...] = option((), "the same of the files to validate on")
     held_out: int = option(1000, "pairs held out to validate on where no validation text is given", low=1)
     max_pieces: int = option(256, "a pair with more pieces on a side is dropped, and counted", low=1)
     max_ratio: float = option(9.0, "so is a pair with more pieces on one side than this times the other", low=1)
     drop_duplicates: bool = option(False, "drop a pair that stood in the corpus before")
     drop_same: bool = option(False, "drop a pair whose sides are the same text")
-    micro_batch: int = option(
+    micro_batch: int | str = option(
         8192,
-        "padded pieces, both sides together, that go through the network at once: memory, not learning",
+        "padded pieces of both sides that go through the network at once: memory, not learning; 'auto': as many as fit",
         low=1,
     )
 
@@ -132,6 +145,15 @@ class DataConfig:
                     f"data.{one} names {num_one} files and data.{two} {num_two}: "
                     "each source file needs its translation."
                 )
+        num_files, num_valid = len(self.src) + len(self.tsv), len(self.valid_src) + len(self.valid_tsv)
+        for name, num in (("weights", num_files), ("tgt_langs", num_files), ("valid_tgt_langs", num_valid)):
+            if (given := len(getattr(self, name))) not in (0, num):
+                raise ConfigError(
+                    f"data.{name} has {given} entries for {num} files: give one for each pair of files, then one for "
+                    "each TSV file."
+                )
+        if any(not 0 < weight <= 1000 for weight in self.weights):
+            raise ConfigError(f"data.weights = {list(self.weights)!r} must be above 0 and at most 1000.")
 
 
 @dataclass(frozen=True)
@@ -157,6 +179,10 @@ class TrainConfig:
         "of the matrix products; auto: bf16 where the processor has it",
         choices=("auto", "fp32", "bf16"),
     )
+    strategy: str = option(
+        "ddp", "with several ranks: each holds the whole network, or a share of it", choices=("ddp", "fsdp")
+    )
+    rank_timeout: float = option(600.0, "seconds after which a rank that does not answer ends the run", low=1)
     device: str = option("auto", "auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
     threads: int = option(0, "CPU threads; 0: one a core", low=0)
 
@@ -257,6 +283,8 @@ def _check(section: Any) -> None:
         value, meta = getattr(section, f.name), f.metadata
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{name}.{f.name} = {value!r} is none of: {', '.join(meta['choices'])}.")
+        if value == "auto":  # in place of a number
+            continue
         for bound, word, wrong in (
             (meta["low"], "least", meta["low"] is not None and not value >= meta["low"]),
             (meta["high"], "most", meta["high"] is not None and not value <= meta["high"]),
@@ -282,6 +310,15 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in cast("list[Any]", items)):
             return tuple(cast("list[str]", items))
         raise ConfigError(f"{name} = {value!r} must be a list of strings.")
+    if kind == tuple[float, ...]:
+        numbers = cast("list[Any]", value if isinstance(value, list | tuple) else [value])
+        if all(type(number) in (int, float) for number in numbers):
+            return tuple(float(number) for number in numbers)
+        raise ConfigError(f"{name} = {value!r} must be a list of numbers.")
+    if kind == int | str:
+        if value == "auto" or type(value) is int:
+            return value
+        raise ConfigError(f"{name} = {value!r} must be a whole number or 'auto'.")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

@@ -122,6 +122,19 @@ class TextFile:
             yield self.data[start:end].decode()
 
 
+def cache_directory() -> Path:
+    """Where what is made once of a text is kept: indexes, subwords, what was unpacked."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(os.environ.get("DIGLOT_CACHE") or Path(root) / "diglot")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TextError(
+            f"cannot make the cache {path}: {error.strerror}; let DIGLOT_CACHE name another directory."
+        ) from None
+    return path
+
+
 def _release(data: object) -> None:
     if isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
         data.madvise(mmap.MADV_DONTNEED)
@@ -135,9 +148,14 @@ def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
                 if scratch is None:
                     return packed.read()
                 scratch.mkdir(parents=True, exist_ok=True)
-                unpacked = scratch / f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]}-{path.stem}"
-                with unpacked.open("wb") as out:
-                    shutil.copyfileobj(packed, out, BLOCK)
+                with path.open("rb") as file:
+                    unpacked = scratch / f"text-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
+                if not unpacked.exists():
+                    with tempfile.NamedTemporaryFile(dir=scratch, prefix=".text-") as out:
+                        shutil.copyfileobj(packed, out, BLOCK)
+                        out.flush()
+                        with contextlib.suppress(FileExistsError):  # another process was faster
+                            os.link(out.name, unpacked)
             path = unpacked
         with path.open("rb") as file:
             if file.seek(0, 2) == 0:
@@ -312,6 +330,23 @@ class Corpus:
         self.release()
         return src, tgt
 
+    def groups(self, config: DataConfig) -> list[tuple[int, int, float]]:
+        """The rows of each file, from and to, and how often they come in an epoch."""
+        ends: NDArray[np.int64] = np.searchsorted(self.column("file"), np.arange(len(self.files)), side="right")
+        sizes: NDArray[np.int64] = np.diff(ends, prepend=0)
+        wanted = sizes * np.array(config.weights or [1.0] * len(sizes))
+        shares = wanted ** (1 / config.temperature)
+        wanted = shares * (wanted.sum() / shares.sum())
+        return [
+            (int(end - size), int(end), float(want / size))
+            for end, size, want in zip(ends, sizes, wanted, strict=True)
+            if size
+        ]
+
+    def files_of(self, rows: Sequence[int] | NDArray[np.int64]) -> list[int]:
+        """The number of the file that each pair stands in."""
+        return self.index[self.rows[rows]]["file"].tolist()
+
     def where(self, row: int) -> str:
         """The place of a pair, in words."""
         pair = self.index[self.rows[row]]
@@ -324,13 +359,13 @@ class Corpus:
             digest.update(self.column(name).tobytes())
         return digest.hexdigest()
 
-    def hold_out(self, num: int, seed: int, drops: TextIO) -> tuple[list[str], list[str]]:
-        """Take random pairs out, with every other pair of the same source text, and return their texts."""
+    def hold_out(self, num: int, seed: int, drops: TextIO) -> tuple[list[str], list[str], list[int]]:
+        """Take random pairs out, with every other pair of the same source text; their texts, and their files."""
         hashes = self.column("src_hash")
         order = np.random.default_rng([seed, len(self)]).permutation(len(self))
         _, first = np.unique(hashes[order], return_index=True)
         chosen = np.sort(order[np.sort(first)[:num]])
-        texts = self.texts(chosen)
+        texts = (*self.texts(chosen), self.files_of(chosen))
         taken = np.isin(hashes, hashes[chosen])
         for row in np.flatnonzero(taken).tolist():
             drops.write(f"held out\t{self.where(row)}\n")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_BYTES = 16 << 20  # of logits at a time: what stays in a cache, and below glibc's limit for memory that it reuses
+CHUNK_BYTES = 8 << 20
 
 
 def smoothed_loss(

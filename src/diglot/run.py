@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,17 +23,26 @@ from torch import Tensor
 
 from diglot import checkpoint
 from diglot.checkpoint import StoredModel
-from diglot.config import Recipe, differences, from_dict, read_toml, to_toml
+from diglot.config import ModelConfig, Recipe, SubwordsConfig, differences, from_dict, read_toml
 from diglot.errors import CheckpointError, ConfigError, TextError, TrainingError
 from diglot.model import Transformer
+from diglot.parallel import World, share_like, whole
+from diglot.progress import Reporter
 
 MOMENTS = "training.safetensors"
 STATE = "state.json"
 # what may differ from run to run of one recipe: it changes where, how long or how visibly a model is trained
 FREE_KEYS = {
     "train.out", "train.device", "train.threads", "train.log_every", "train.tensorboard", "train.max_updates",
-    "train.patience",
+    "train.patience", "train.strategy", "train.rank_timeout",
 }  # fmt: skip
+# what a run cannot change, whoever names it: the weights would not fit, or mean something else
+FIXED_KEYS = {
+    *(f"model.{f.name}" for f in dataclasses.fields(ModelConfig) if "dropout" not in f.name),
+    *(f"subwords.{f.name}" for f in dataclasses.fields(SubwordsConfig) if f.name != "sampling"),
+    "train.init", "data.tgt_langs", "languages.tags",
+}  # fmt: skip
+OURS = {".lock", "dropped.tsv"}  # what a run that failed before its first update leaves
 
 
 @dataclass
@@ -50,6 +61,21 @@ class TrainingState:
     stale: int = 0  # validations since the best
     validated: list[int] = field(default_factory=list[int])  # updates whose checkpoints may be averaged
     corpus: str = ""  # fingerprint
+    samples: str = ""  # hash of the pairs of all updates, in their order
+    micro_batch: int = 0  # padded pieces at once, as chosen or as memory allowed
+    memory_splits: int = 0  # how often memory ran out
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, where it is written, who takes part and on what."""
+
+    recipe: Recipe
+    run: Path
+    world: World
+    device: str
+    bf16: bool
+    reporter: Reporter
 
 
 @contextmanager
@@ -59,11 +85,13 @@ def in_use(run: Path, recipe: Recipe) -> Generator[None]:
         raise ConfigError("where to? Name the run directory: --out runs/NAME, or train.out in the recipe.")
     try:
         run.mkdir(parents=True, exist_ok=True)
-        foreign = [path.name for path in run.iterdir() if path.name != ".lock"]
-        if foreign and not (run / "config.toml").exists() and set(foreign) != {"text"}:
-            raise ConfigError(
-                f"{run} holds other files ({sorted(foreign)[0]}); name a new or empty directory with --out."
-            )
+        foreign = sorted(
+            path.name
+            for path in run.iterdir()
+            if path.name not in OURS and not path.name.startswith(checkpoint.TEMPORARY)
+        )
+        if foreign and (checkpoint.MANIFEST in foreign or not is_recipe(run / "config.toml")):
+            raise ConfigError(f"{run} holds other files ({foreign[0]}); name a new or empty directory with --out.")
         lock = (run / ".lock").open("w")
     except OSError as error:
         raise ConfigError(f"cannot write to {run}: {error.strerror}.") from None
@@ -75,37 +103,88 @@ def in_use(run: Path, recipe: Recipe) -> Generator[None]:
         yield
 
 
-def begin(run: Path, recipe: Recipe, changed: frozenset[str]) -> None:
-    """Write the resolved recipe; refuse to go on with a run that was begun with another."""
-    checkpoint.sweep(run)
-    path = run / "config.toml"
-    if path.exists() and checkpoint.list_steps(run):
-        old = from_dict(Recipe, read_toml(path), str(path))
-        differ = {k: v for k, v in differences(old, recipe).items() if k not in FREE_KEYS | changed}
-        if differ:
-            listed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items())
-            again = " ".join(f"{key}=..." for key in differ)
-            raise ConfigError(
-                f"{run} was begun with another recipe: {listed}. Choose another --out, or go on with the change: "
-                f"diglot train {run} {again}"
-            )
-    checkpoint.replace_file(path, to_toml(recipe).encode())
+def is_recipe(path: Path) -> bool:
+    """Whether a file is the recipe of a run."""
+    try:
+        from_dict(Recipe, read_toml(path), str(path))
+    except ConfigError:
+        return False
+    return True
+
+
+def resolve(recipe: Recipe, changed: frozenset[str]) -> tuple[Recipe, StoredModel | None]:
+    """Check what only files can tell. With train.init its network and languages become the recipe's; a run that was
+    begun before goes on with its own recipe, but for what may change or is named in `changed`."""
+    data = recipe.data
+    if not data.src and not data.tsv:
+        raise ConfigError("nothing to train on: give --src and --tgt files, or --tsv (data.src, data.tgt, data.tsv).")
+    tags = tuple(dict.fromkeys(data.tgt_langs))
+    if len(tags) > 1 and (data.valid_src or data.valid_tsv) and not data.valid_tgt_langs:
+        raise ConfigError("data.tgt_langs needs data.valid_tgt_langs: into which language to validate each file.")
+    init = old = None
+    run = Path(recipe.train.out)
+    if checkpoint.list_steps(run):
+        old = from_dict(Recipe, read_toml(run / "config.toml"), str(run / "config.toml"))
+        if recipe.train.init and recipe.train.init == old.train.init:  # resolved when the run was begun
+            kept = {name: getattr(old, name) for name in ("model", "languages", "subwords")}
+            recipe = dataclasses.replace(recipe, **kept)
+    elif recipe.train.init:
+        init = checkpoint.load_model(Path(recipe.train.init))
+        own = {name: getattr(recipe.model, name) for name in ("dropout", "attention_dropout", "ffn_dropout")}
+        joint = init.src_subwords == init.tgt_subwords
+        recipe = dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(init.spec.model, **own),
+            languages=dataclasses.replace(
+                recipe.languages,
+                src=recipe.languages.src or init.spec.languages.src,
+                tgt=recipe.languages.tgt or init.spec.languages.tgt,
+            ),
+            subwords=dataclasses.replace(recipe.subwords, joint=joint, model="", src_model="", tgt_model=""),
+        )
+        tags = tuple(dict.fromkeys((*init.spec.languages.tags, *tags)))
+    if len(tags) > 1 and not recipe.languages.tags:
+        recipe = dataclasses.replace(recipe, languages=dataclasses.replace(recipe.languages, tags=tags))
+    for language in data.valid_tgt_langs:
+        if language not in (recipe.languages.tags or (*data.tgt_langs, recipe.languages.tgt)):
+            raise ConfigError(f"data.valid_tgt_langs names '{language}', into which nothing is trained.")
+    if old:
+        refuse_changes(run, old, recipe, changed)
+    return recipe, init
+
+
+def refuse_changes(run: Path, old: Recipe, new: Recipe, changed: frozenset[str]) -> None:
+    """Refuse to go on with a run that was begun with another recipe, and print the difference."""
+    differ = {key: values for key, values in differences(old, new).items() if key not in FREE_KEYS}
+    listed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items() if key not in changed)
+    fixed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items() if key in FIXED_KEYS)
+    if fixed:
+        raise ConfigError(f"{run} cannot go on as another model: {fixed}. Choose another --out.")
+    if listed:
+        again = " ".join(f"{key}=..." for key in differ if key not in changed)
+        raise ConfigError(
+            f"{run} was begun with another recipe: {listed}. Choose another --out, or go on with the change: "
+            f"diglot train {shlex.quote(str(run))} {again}"
+        )
 
 
 class Log:
     """log.jsonl, and TensorBoard's files on request."""
 
-    def __init__(self, run: Path, update: int, tensorboard: bool):
+    def __init__(self, run: Path, update: int, tensorboard: bool, is_kept: bool = True):
+        self.is_kept = is_kept  # by the rank that writes
+        self.board: Any = None
+        if not is_kept:
+            return
         self.path = run / "log.jsonl"
         kept: list[str] = []
         if update and self.path.exists():  # lines after the checkpoint are about to be written again
-            for line in self.path.read_text(encoding="utf-8").split("\n"):
+            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 try:
                     kept += [line] if json.loads(line)["update"] <= update else []
                 except (ValueError, KeyError, TypeError):
                     continue  # half a line, of a killed process
         checkpoint.replace_file(self.path, "".join(line + "\n" for line in kept).encode())
-        self.board: Any = None
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -115,11 +194,14 @@ class Log:
         self.file = self.path.open("a", encoding="utf-8")
 
     def write(self, update: int, **values: Any) -> None:
-        """One line."""
-        self.file.write(json.dumps({"update": update, **values}) + "\n")
+        """One line; what is no number is null, as JSON has it."""
+        if not self.is_kept:
+            return
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self.file.write(json.dumps({"update": update, **finite}) + "\n")
         self.file.flush()
         if self.board is not None:
-            for name, value in values.items():
+            for name, value in finite.items():
                 if isinstance(value, int | float):
                     self.board.add_scalar(name, value, update)
 
@@ -127,39 +209,38 @@ class Log:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.file.close()
+        if self.is_kept:
+            self.file.close()
         if self.board is not None:
             self.board.close()
 
 
-def save(run: Path, stored: StoredModel, optimizer: torch.optim.Optimizer, state: TrainingState, average: int) -> None:
-    """Write a checkpoint and remove those that nothing needs any more."""
-    moments: dict[str, Tensor] = {}
+def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state: TrainingState) -> None:
+    """Write a checkpoint and remove those that nothing needs any more; every rank has to come here."""
+    weights: dict[str, Tensor] = {}
+    moments = {"step": torch.tensor(0.0)}
     for name, parameter in stored.model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            moments["step" if key == "step" else f"{key}.{name}"] = value.cpu().contiguous()
-    moments.setdefault("step", torch.tensor(0.0))
-    for name, parameter in stored.model.named_parameters():  # before the first step there are no moments
+        kept = optimizer.state[parameter]  # empty before the first step
+        weights[name] = whole(parameter.detach())
         for key in ("exp_avg", "exp_avg_sq"):
-            moments.setdefault(f"{key}.{name}", torch.zeros_like(parameter, device="cpu"))
-    card = f"A checkpoint of a training run, after update {state.update}.\n"
-    files = checkpoint.model_files(
-        stored.spec, checkpoint.weights_of(stored.model), stored.src_subwords, stored.tgt_subwords, card
-    )
-    files[MOMENTS] = safetensors.torch.save(moments)
-    files[STATE] = (json.dumps(dataclasses.asdict(state), indent=1) + "\n").encode()
-    path = checkpoint.step_path(run, state.update)
-    checkpoint.write_directory(path, files)
-    if state.best_update:
-        checkpoint.link_best(run, checkpoint.step_path(run, state.best_update))
-    keep = {*state.validated[-average:], state.best_update}
-    checkpoint.prune(run, keep={checkpoint.step_path(run, update).name for update in keep}, newest=2)
+            moments[f"{key}.{name}"] = whole(kept[key]).cpu().contiguous() if kept else torch.zeros(parameter.shape)
+        moments["step"] = kept["step"].cpu() if kept else moments["step"]
+    if job.world.is_first:
+        run = job.run
+        card = f"A checkpoint of a training run, after update {state.update}.\n"
+        files = checkpoint.model_files(stored.spec, weights, stored.src_subwords, stored.tgt_subwords, card)
+        files[MOMENTS] = safetensors.torch.save(moments)
+        files[STATE] = (json.dumps(dataclasses.asdict(state), indent=1) + "\n").encode()
+        checkpoint.write_directory(checkpoint.step_path(run, state.update), files)
+        if state.best_update:
+            checkpoint.link_best(run, checkpoint.step_path(run, state.best_update))
+        keep = {*state.validated[-job.recipe.train.average :], state.best_update}
+        checkpoint.prune(run, keep={checkpoint.step_path(run, update).name for update in keep}, newest=2)
+    job.world.gather(None)  # nobody reads what is not yet written
 
 
-def restore(
-    path: Path, stored: StoredModel, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str
-) -> TrainingState:
-    """Weights, moments and counters as the checkpoint has them."""
+def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str) -> TrainingState:
+    """The optimizer's moments and the counters as the checkpoint has them."""
     try:
         state = TrainingState(**json.loads((path / STATE).read_bytes()))
         moments = checkpoint.read_tensors(path / MOMENTS)
@@ -170,14 +251,13 @@ def restore(
         ) from None
     if state.corpus != fingerprint:
         raise TextError(
-            f"the corpus is not the one that {path.parent} was begun with; give back the old text, or begin a new run "
-            f"with train.init={path}"
+            f"the pairs are not those that {path.parent} was begun with; give back the old text and the old filters, "
+            f"or begin a new run with train.init={path}"
         )
-    checkpoint.put_weights(model, checkpoint.weights_of(stored.model))
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
             "step": steps.clone(),
-            "exp_avg": moments[f"exp_avg.{name}"].to(parameter.device),
-            "exp_avg_sq": moments[f"exp_avg_sq.{name}"].to(parameter.device),
+            "exp_avg": share_like(moments[f"exp_avg.{name}"], parameter),
+            "exp_avg_sq": share_like(moments[f"exp_avg_sq.{name}"], parameter),
         }
     return state

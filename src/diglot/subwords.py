@@ -59,6 +59,21 @@ class Subwords:
         """The pieces of a text, without an end piece."""
         return self._processor.encode(clean(text))
 
+    def encode_sampled(self, text: str, alpha: float, seed: int) -> list[int]:
+        """One of the many splits of a text, drawn by the seed: Kudo 2018 for unigram, Provilkov et al. 2020 for BPE."""
+        sentencepiece.set_random_generator_seed(seed)
+        return self._processor.encode(clean(text), enable_sampling=True, alpha=alpha, nbest_size=-1)
+
+    def tag_id(self, language: str, tags: Sequence[str]) -> int:
+        """The piece that asks for a target language: its own, as >>de<<, or the reserved one of its place in `tags`."""
+        names = [f">>{language}<<", *([f"<reserved{tags.index(language)}>"] if language in tags else [])]
+        for name in names:
+            if not self._processor.is_unknown(piece := self._processor.piece_to_id(name)):
+                return piece
+        raise TextError(
+            f"this vocabulary has no piece for the target language '{language}'; it knows: {', '.join(tags)}."
+        )
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The pieces of each text, many at a time."""
         return self._processor.encode([clean(text) for text in texts])

@@ -1,60 +1,50 @@
-"""Section 5, training: one function that reads top to bottom.
+"""Section 5, training: one function that reads top to bottom, the same on one rank and on many.
 
-Every random choice is a function of (seed, update, place in the update), so a run can be repeated, and one that was
-stopped goes on as if it had not been.
+Every random choice is a function of (seed, update, sample), so a run can be repeated, and one that was stopped goes on
+as if it had not been.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import hashlib
 import math
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import nn
 
-import diglot
 from diglot import checkpoint
-from diglot.batching import micro_batches, num_updates_of_epoch, pad, updates
+from diglot.batching import num_updates_of_epoch
 from diglot.checkpoint import StoredModel, load_model
-from diglot.config import ModelSpec, Recipe
-from diglot.corpus import Corpus, PairFile, index_corpus, lines_to_learn_from, open_pairs
-from diglot.errors import ConfigError, Interrupted, TextError, TrainingError
-from diglot.evaluate import Score, bleu
+from diglot.config import ModelSpec, Recipe, TrainConfig, to_toml
+from diglot.corpus import Corpus
+from diglot.errors import Interrupted, TrainingError
+from diglot.loader import IDLE, Place, Update, UpdateReader, read_updates
 from diglot.loss import smoothed_loss
-from diglot.model import Transformer, padding_mask
+from diglot.memory import choose_micro_batch
+from diglot.model import Transformer
+from diglot.parallel import is_out_of_memory, is_shared_out, join, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
-from diglot.run import Log, TrainingState, begin, in_use, restore, save
+from diglot.run import Job, Log, TrainingState, in_use, resolve, restore, save
 from diglot.schedule import lrate, make_optimizer
-from diglot.subwords import Subwords, learn, load_subwords
-from diglot.translator import Translator, choose_device
+from diglot.texts import Texts, check_alike, read_texts
+from diglot.translator import choose_device
+from diglot.validation import Summary, ValidationText, finish, judge, show, validate
 
 SKIPS_IN_A_ROW = 10
-NUM_SAMPLES = 3  # translations shown at each validation
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a run came to."""
-
-    model: Path
-    updates: int
-    epochs: int
-    seconds: float
-    skipped: int
-    parameters: int
-    scores: dict[str, dict[str, Any]]  # of the last, best and averaged model on the validation text
+WORKERS_OF_A_GPU = 4  # processes that read ahead; beside a CPU one is plenty
 
 
 def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool = False) -> Summary:
@@ -62,130 +52,97 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
 
     `changed` names the keys in which the recipe may differ from the one that the run was begun with.
     """
-    reporter = Reporter(quiet)
-    run = Path(recipe.train.out)
-    with in_use(run, recipe):
-        recipe, init = resolve(recipe)
-        begin(run, recipe, changed)
-        device, bf16 = choose_device(recipe.train.device), choose_precision(recipe.train)
-        torch.set_num_threads(recipe.train.threads or os.cpu_count() or 1)
+    run, device = Path(recipe.train.out), choose_device(recipe.train.device)
+    with join(device, recipe.train.rank_timeout) as world, in_use(run, recipe) if world.is_first else nullcontext():
+        reporter = Reporter(quiet or not world.is_first)
+        recipe, init = resolve(recipe, changed)
+        job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
+        torch.set_num_threads(recipe.train.threads or num_cores())
         keep_freed_memory()
 
         # ---- text
-        newest, complaints = checkpoint.newest_step(run)
-        for complaint in complaints:
-            reporter.say(f"warning: {complaint} Falling back to {newest or 'the beginning'}.")
-        resumed = load_model(newest) if newest else None
-        files = open_pairs(recipe.data.src, recipe.data.tgt, recipe.data.tsv, run / "text")
-        src_subwords, tgt_subwords = get_subwords(recipe, resumed or init, files, reporter)
-        corpus, valid = read_corpora(recipe, files, src_subwords, tgt_subwords, run, reporter)
-        src_pieces, tgt_pieces = corpus.pairs["src_pieces"], corpus.pairs["tgt_pieces"]
-        longest = max(16, int(np.quantile(src_pieces, 0.999, method="higher")))
+        resumed = find_resumed(job)
+        with world.first_goes_ahead():
+            texts = read_texts(job, resumed or init)
+        check_alike(texts, world)
+        longest = max(16, int(np.quantile(texts.corpus.src_pieces, 0.999, method="higher")))
         search = dataclasses.replace(recipe.search, max_segment=recipe.search.max_segment or longest)
         spec = ModelSpec(recipe.model, recipe.languages, search)
 
         # ---- network
         torch.manual_seed(recipe.train.seed)
-        model = Transformer(recipe.model, src_subwords.num_pieces, tgt_subwords.num_pieces)
-        if init:
-            checkpoint.put_weights(model, checkpoint.weights_of(init.model))
-        model.to(device)
+        model = Transformer(recipe.model, texts.src_subwords.num_pieces, texts.tgt_subwords.num_pieces)
+        if start := resumed or init:
+            checkpoint.put_weights(model, checkpoint.weights_of(start.model))
+        stored = StoredModel(run, spec, model, texts.src_subwords, texts.tgt_subwords)
+        network = parallelize(model.to(device), world, recipe.train.strategy, device)
         optimizer = make_optimizer(model)
-        state = TrainingState(corpus=corpus.fingerprint())
-        if resumed and newest:
-            state = restore(newest, resumed, model, optimizer, state.corpus)
-        stored = StoredModel(run, spec, model, src_subwords, tgt_subwords)
-        say_what_begins(reporter, recipe, corpus, valid, model, state, device, bf16)
+        state = TrainingState(corpus=texts.corpus.fingerprint())
+        if resumed:
+            state = restore(resumed.path, model, optimizer, state.corpus)
+        reader = UpdateReader(texts, recipe, world)
+        if not state.micro_batch or "data.micro_batch" in changed:
+            state.micro_batch = choose_micro_batch(job, network, model, reader)
+        reader.micro_batch = state.micro_batch
+        if world.is_first:
+            checkpoint.replace_file(run / "config.toml", to_toml(recipe).encode())
+        say_what_begins(job, texts, model, state)
 
         # ---- updates
-        goal = recipe.train.max_updates
+        goal, every, log_every = recipe.train.max_updates, recipe.train.valid_every, recipe.train.log_every
         begun, meter = time.monotonic() - state.seconds, Meter()
         with (
             signals() as caught,
-            Log(run, state.update, recipe.train.tensorboard) as log,
+            Log(run, state.update, recipe.train.tensorboard, world.is_first) as log,
             reporter.bar("update", goal, state.update) as advance,
         ):
-            for rows in remaining_updates(corpus, recipe, state):
+            if state.update and due(state.update, every, goal) and state.update not in state.validated:
+                validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)  # stopped just before
+            for update in read_updates(reader, state, 1 if device == "cpu" else WORKERS_OF_A_GPU):
                 if is_over(state, recipe):
                     break
                 rate = lrate(state.update + 1, recipe.model.d_model, recipe.train.warmup_steps,
                              recipe.train.learning_rate_scale)  # fmt: skip
-                num_pieces = int(tgt_pieces[rows].sum())  # of all micro-batches: the loss is exact, no mean of means
-                sum_loss, sum_nll = 0.0, 0.0
-                model.train()
-                for place, micro in enumerate(micro_batches(rows, src_pieces, tgt_pieces, recipe.data.micro_batch)):
-                    torch.manual_seed(mix(recipe.train.seed, state.update, place))
-                    src, src_mask, tgt, tgt_mask = collate(corpus, micro, src_subwords, tgt_subwords, device)
-                    with torch.autocast(device, torch.bfloat16, enabled=bf16):
-                        hidden = model(src, src_mask, tgt)
-                        loss, nll = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias,
-                                                  tgt[tgt_mask], recipe.train.label_smoothing)  # fmt: skip
-                    (loss / num_pieces).backward()
-                    sum_loss, sum_nll = sum_loss + loss.item(), sum_nll + nll.item()
-                norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.train.clip_norm or math.inf))
-                if math.isfinite(sum_loss) and math.isfinite(norm):
+                sums = gradients_in_memory(job, network, model, reader, update, state)
+                bound = recipe.train.clip_norm or math.inf
+                norm = float(whole(torch.nn.utils.clip_grad_norm_(model.parameters(), bound)))
+                if is_finite := math.isfinite(sums.loss) and math.isfinite(norm):
                     for group in optimizer.param_groups:
                         group["lr"] = rate
                     optimizer.step()
-                    state.skipped_in_a_row = 0
-                else:
-                    skip(state, reporter, sum_loss, norm)
                 optimizer.zero_grad()
-
-                state.update += 1
-                state.update_of_epoch += 1
-                state.pieces += num_pieces
+                count(job, state, texts.corpus, update.place, sums, norm, is_finite)
                 state.seconds = time.monotonic() - begun
-                meter.add(sum_loss, sum_nll, num_pieces)
+                stop = max(world.gather(bool(caught)))  # all ranks end together
+                meter.add(sums)
                 advance(1, f"loss {meter.loss:.3f}  {meter.speed:,.0f} pieces/s  epoch {state.epoch + 1}")
-                if due(state.update, recipe.train.log_every, goal):
+                if due(state.update, log_every, goal):
                     log.write(state.update, epoch=state.epoch + 1, loss=meter.loss, nll=meter.nll, rate=rate, norm=norm,
                               pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped)  # fmt: skip
                     meter = Meter()
-                if due(state.update, recipe.train.valid_every, goal):
-                    validate_and_save(stored, optimizer, state, valid, device, log, reporter, recipe.train.average)
+                if due(state.update, every, goal):
+                    validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)
                     meter = Meter()
-                elif caught:
-                    save(run, stored, optimizer, state, recipe.train.average)
-                if caught:
-                    raise Interrupted(caught[0], f"stopped after update {state.update:,}; all is saved. "
-                                      f"To go on: diglot train {run}")  # fmt: skip
+                elif stop:
+                    save(job, stored, optimizer, state)
+                    raise stopped(job, state, caught)
             if state.update not in state.validated:  # stopped before, and asked to go no further
-                validate_and_save(stored, optimizer, state, valid, device, log, reporter, recipe.train.average)
-        return finish(run, stored, state, valid, device, reporter, recipe, len(corpus))
+                validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)
+            if summary := finish(job, plain_copy(stored), state, texts.valid, len(texts.corpus), caught):
+                return summary
+            raise stopped(job, state, caught)
 
 
 # ------------------------------------------------------------------- before the first update
 
 
-def resolve(recipe: Recipe) -> tuple[Recipe, StoredModel | None]:
-    """Check what only files can tell; with train.init, its network and languages become the recipe's."""
-    data = recipe.data
-    if not data.src and not data.tsv:
-        raise ConfigError("nothing to train on: give --src and --tgt files, or --tsv (data.src, data.tgt, data.tsv).")
-    if not recipe.train.init:
-        return recipe, None
-    init = load_model(Path(recipe.train.init))
-    own = {name: getattr(recipe.model, name) for name in ("dropout", "attention_dropout", "ffn_dropout")}
-    model = dataclasses.replace(init.spec.model, **own)
-    languages = dataclasses.replace(
-        recipe.languages,
-        src=recipe.languages.src or init.spec.languages.src,
-        tgt=recipe.languages.tgt or init.spec.languages.tgt,
-    )
-    joint = init.src_subwords == init.tgt_subwords
-    subwords = dataclasses.replace(recipe.subwords, joint=joint, model="", src_model="", tgt_model="")
-    return dataclasses.replace(recipe, model=model, languages=languages, subwords=subwords), init
-
-
-def choose_precision(config: Any) -> bool:
+def choose_precision(config: TrainConfig) -> bool:
     """Whether matrix products are done in bf16: where the processor has instructions for it, if left to us."""
     if config.precision != "auto":
         return config.precision == "bf16"
     if choose_device(config.device) == "cuda":
         return torch.cuda.is_bf16_supported()
-    capabilities = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
-    return capabilities[1]
+    return torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 def keep_freed_memory() -> None:
@@ -198,107 +155,96 @@ def keep_freed_memory() -> None:
             libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def get_subwords(
-    recipe: Recipe, start: StoredModel | None, files: list[PairFile], reporter: Reporter
-) -> tuple[Subwords, Subwords]:
-    """The subwords of the model that is gone on from, or given, or learnt from the corpora."""
-    config = recipe.subwords
-    if start:
-        return start.src_subwords, start.tgt_subwords
-    if config.model:
-        return (subwords := load_subwords(Path(config.model))), subwords
-    if config.src_model:
-        return load_subwords(Path(config.src_model)), load_subwords(Path(config.tgt_model))
-    if not any(file.src.num_lines for file in files):
-        raise TextError(f"{files[0].src.path} is empty: there is nothing to train on.")
-    with reporter.bar("learning subwords", None):
-        if config.joint:
-            joint = learn(lines_to_learn_from(files, True, True), config.size, config.type)
-            learnt = joint, joint
-        else:
-            learnt = (
-                learn(lines_to_learn_from(files, True, False), config.size, config.type),
-                learn(lines_to_learn_from(files, False, True), config.size, config.type),
-            )
-    for subwords in dict.fromkeys(learnt):
-        if subwords.num_pieces < config.size:
-            reporter.say(f"The text holds {subwords.num_pieces:,} subwords, fewer than the {config.size:,} asked for.")
-    return learnt
+def num_cores() -> int:
+    """Cores that this process may use: in a container fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read_corpora(
-    recipe: Recipe,
-    files: list[PairFile],
-    src_subwords: Subwords,
-    tgt_subwords: Subwords,
-    run: Path,
-    reporter: Reporter,
-) -> tuple[Corpus, tuple[list[str], list[str]]]:
-    """The pairs to train on and the text to validate on; what is dropped is counted, and listed in dropped.tsv."""
-    data = recipe.data
-    num_lines = sum(file.src.num_lines for file in files)
-    with (
-        (run / "dropped.tsv").open("w", encoding="utf-8") as drops,
-        reporter.bar("reading pairs", num_lines) as advance,
-    ):
-        corpus = index_corpus(files, src_subwords, tgt_subwords, data, drops, lambda n: advance(n, ""))
-        if data.valid_src or data.valid_tsv:
-            src: list[str] = []
-            tgt: list[str] = []
-            for file in open_pairs(data.valid_src, data.valid_tgt, data.valid_tsv):
-                for a, b, c, d in file.spans():
-                    src.append(file.src.data[a:b].decode())
-                    tgt.append(file.tgt.data[c:d].decode())
-            valid = src, tgt
-            if not src:
-                raise TextError(f"{(*data.valid_src, *data.valid_tsv)[0]} is empty: there is nothing to validate on.")
-        else:
-            num = min(data.held_out, len(corpus) // 10)
-            valid = corpus.hold_out(num, recipe.train.seed, drops)
-            reporter.say(f"No validation text is given: {len(valid[0]):,} pairs are held out of training.")
-    if corpus.dropped:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.most_common())
-        reporter.say(f"Of {num_lines:,} pairs {reasons}; see {run / 'dropped.tsv'}.")
-    if not len(corpus) or not valid[0]:
-        raise TextError(
-            f"of {num_lines:,} pairs {len(corpus):,} are left to train on and {len(valid[0]):,} to validate on: "
-            f"too few. {run / 'dropped.tsv'} lists the others with the reason."
-        )
-    return corpus, valid
+def find_resumed(job: Job) -> StoredModel | None:
+    """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said."""
+    newest, complaints = checkpoint.newest_step(job.run)
+    job.world.gather(None)  # all have looked before anything is moved
+    for complaint in complaints:
+        job.reporter.say(f"warning: {complaint} Falling back to {newest or 'the beginning'}.")
+    if job.world.is_first:
+        checkpoint.sweep(job.run)
+        checkpoint.set_aside(job.run, newest)
+    return load_model(newest) if newest else None
 
 
-def say_what_begins(
-    reporter: Reporter,
-    recipe: Recipe,
-    corpus: Corpus,
-    valid: tuple[list[str], list[str]],
-    model: Transformer,
-    state: TrainingState,
-    device: str,
-    bf16: bool,
-) -> None:
+def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingState) -> None:
     """One paragraph on what is about to run."""
     num = sum(p.numel() for p in model.parameters())
-    epoch = num_updates_of_epoch(corpus.pairs["tgt_pieces"], recipe.train.update_pieces)
+    epoch = num_updates_of_epoch(texts.corpus.tgt_pieces, job.recipe.train.update_pieces)
     doing = f"Going on after update {state.update:,}" if state.update else "Training"
-    reporter.say(
-        f"{doing}: {len(corpus):,} pairs, {len(valid[0]):,} to validate on; {num / 1e6:.2f} M parameters on {device} "
-        f"in {'bf16' if bf16 else 'fp32'}; {recipe.train.max_updates:,} updates at most, {epoch:,} an epoch."
+    ranks = f" on {job.world.size} ranks ({job.recipe.train.strategy})" if job.world.size > 1 else ""
+    job.reporter.say(
+        f"{doing}: {len(texts.corpus):,} pairs, {len(texts.valid.src):,} to validate on; {num / 1e6:.2f} M parameters "
+        f"on {job.device} in {'bf16' if job.bf16 else 'fp32'}{ranks}; {job.recipe.train.max_updates:,} updates at "
+        f"most, {epoch:,} an epoch."
     )
 
 
 # ------------------------------------------------------------------- during
 
 
-def remaining_updates(corpus: Corpus, recipe: Recipe, state: TrainingState) -> Iterator[NDArray[np.int64]]:
-    """The rows of each update from where the state stands, epoch after epoch."""
-    src_pieces, tgt_pieces = corpus.pairs["src_pieces"], corpus.pairs["tgt_pieces"]
+@dataclass
+class Sums:
+    """Of an update, over all ranks: its smoothed loss, its negative log-likelihood, its target pieces."""
+
+    loss: float
+    nll: float
+    pieces: int
+
+
+def gradients(job: Job, network: nn.Module, model: Transformer, update: Update) -> Sums:
+    """The gradient of an update's mean loss: an exact mean over the pieces of all micro-batches and all ranks."""
+    world, smoothing = job.world, job.recipe.train.label_smoothing
+    heard = world.gather([update.num_pieces, len(update.micro_batches)])
+    num_pieces, num_micros = sum(pieces for pieces, _ in heard), max(micros for _, micros in heard)
+    micros = update.micro_batches + [IDLE] * (num_micros - len(update.micro_batches))  # ranks keep in step
+    sums = torch.zeros(2, dtype=torch.float64, device=job.device)
+    network.train()
+    for place, micro in enumerate(micros):
+        src, src_mask, tgt, tgt_mask, keys = micro.tensors(job.device)
+        with sync_gradients(network, place == len(micros) - 1), world.naming_the_lost():
+            with torch.autocast(job.device, torch.bfloat16, enabled=job.bf16):
+                hidden = network(src, src_mask, tgt, keys)
+                loss, nll = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias, tgt[tgt_mask],
+                                          smoothing)  # fmt: skip
+            (loss * (micro.weight * world.size / num_pieces)).backward()  # times the ranks: they are averaged over
+        sums += torch.stack((loss.detach(), nll)) * micro.weight
+    shares = world.gather(sums.tolist())
+    return Sums(sum(loss for loss, _ in shares), sum(nll for _, nll in shares), num_pieces)
+
+
+def gradients_in_memory(
+    job: Job, network: nn.Module, model: Transformer, reader: UpdateReader, update: Update, state: TrainingState
+) -> Sums:
+    """The same; if memory runs out, all of the update anew with micro-batches of half the size, as from then on."""
     while True:
-        epoch = updates(src_pieces, tgt_pieces, recipe.train.update_pieces, recipe.train.seed, state.epoch)
-        for i, rows in enumerate(epoch):
-            if i >= state.update_of_epoch:
-                yield rows
-        state.epoch, state.update_of_epoch = state.epoch + 1, 0
+        if state.micro_batch < reader.micro_batch:  # the processes that read ahead still cut them larger
+            update = reader.read_share(update.place, state.micro_batch)
+        try:
+            return gradients(job, network, model, update)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        largest = max(micro.src.size + micro.tgt.size for micro in update.micro_batches)
+        if job.world.size > 1 or all(len(micro.src) == 1 for micro in update.micro_batches):
+            raise TrainingError(
+                f"memory ran out in update {state.update + 1:,} on rank {job.world.rank}, with {largest:,} padded "
+                f"pieces at once. Go on with less: diglot train {shlex.quote(str(job.run))} "
+                f"data.micro_batch={max(1, largest // 2)}"
+            )
+        model.zero_grad()
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+        state.micro_batch, state.memory_splits = max(1, largest // 2), state.memory_splits + 1
+        job.reporter.say(
+            f"update {state.update + 1:,}: memory ran out; from now on at most {state.micro_batch:,} padded pieces go "
+            "through the network at once."
+        )
 
 
 def is_over(state: TrainingState, recipe: Recipe) -> bool:
@@ -311,31 +257,30 @@ def due(update: int, every: int, goal: int) -> bool:
     return update % every == 0 or update == goal
 
 
-def mix(*numbers: int) -> int:
-    """One seed from several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-def collate(
-    corpus: Corpus, rows: NDArray[np.int64], src_subwords: Subwords, tgt_subwords: Subwords, device: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A micro-batch: pieces and masks of both sides."""
-    src_texts, tgt_texts = corpus.texts(rows)
-    src, src_lengths = pad([[*s, src_subwords.eos_id] for s in src_subwords.encode_all(src_texts)], src_subwords.pad_id)
-    tgt, tgt_lengths = pad([[*t, tgt_subwords.eos_id] for t in tgt_subwords.encode_all(tgt_texts)], tgt_subwords.pad_id)
-    tensors = src, padding_mask(src_lengths, src.size(1)), tgt, padding_mask(tgt_lengths, tgt.size(1))
-    src, src_mask, tgt, tgt_mask = (tensor.to(device, non_blocking=True) for tensor in tensors)
-    return src, src_mask, tgt, tgt_mask
-
-
-def skip(state: TrainingState, reporter: Reporter, loss: float, norm: float) -> None:
-    """Leave an update out whose loss or gradient is no number; too many in a row end the run."""
-    state.skipped += 1
-    state.skipped_in_a_row += 1
-    reporter.say(f"update {state.update + 1:,} is skipped: its loss is {loss}, the norm of its gradient {norm}.")
+def count(
+    job: Job, state: TrainingState, corpus: Corpus, place: Place, sums: Sums, norm: float, is_finite: bool
+) -> None:
+    """Keep account of an update. One whose loss or gradient is no number was left out: its lines are named, and too
+    many in a row end the run."""
+    state.update, state.pieces = state.update + 1, state.pieces + sums.pieces
+    state.epoch, state.update_of_epoch = place.epoch, place.update_of_epoch + 1
+    ids = corpus.rows[place.rows].tobytes()
+    state.samples = hashlib.blake2b(bytes.fromhex(state.samples) + ids, digest_size=16).hexdigest()
+    if is_finite:
+        state.skipped_in_a_row = 0
+        return
+    state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
+    path = job.run / "skipped.tsv"
+    if job.world.is_first:
+        with path.open("a", encoding="utf-8") as lines:
+            lines.writelines(f"{state.update}\t{corpus.where(row)}\n" for row in place.rows.tolist())
+    job.reporter.say(
+        f"update {state.update:,} is skipped: its loss is {sums.loss}, the norm of its gradient {norm}. {path} names "
+        "its lines."
+    )
     if state.skipped_in_a_row >= SKIPS_IN_A_ROW:
         raise TrainingError(
-            f"{SKIPS_IN_A_ROW} updates in a row, up to {state.update + 1:,}, had no finite gradient: "
+            f"{SKIPS_IN_A_ROW} updates in a row, up to {state.update:,}, had no finite gradient: "
             "training has diverged. Lower train.learning_rate_scale, raise train.warmup_steps or set train.clip_norm=1."
         )
 
@@ -346,13 +291,10 @@ class Meter:
     def __init__(self) -> None:
         self.sum_loss, self.sum_nll, self.pieces, self.begun = 0.0, 0.0, 0, time.monotonic()
 
-    def add(self, loss: float, nll: float, pieces: int) -> None:
+    def add(self, sums: Sums) -> None:
         """Count an update."""
-        self.sum_loss, self.sum_nll, self.pieces = (
-            self.sum_loss + loss,
-            self.sum_nll + nll,
-            self.pieces + pieces,
-        )
+        self.sum_loss, self.sum_nll = self.sum_loss + sums.loss, self.sum_nll + sums.nll
+        self.pieces += sums.pieces
 
     @property
     def loss(self) -> float:
@@ -393,140 +335,39 @@ def signals() -> Generator[list[int]]:
             signal.signal(number, handler)
 
 
-def validate(stored: StoredModel, valid: tuple[list[str], list[str]], device: str, method: str) -> dict[str, Any]:
-    """Perplexity and BLEU on the validation text, and a few translations."""
-    src, tgt = valid
-    translator = Translator([stored], device=device)
-    scored = translator.score(src, tgt)
-    nll = -sum(one.log_prob for one in scored) / sum(one.num_pieces for one in scored)
-    found = [one.text for one in translator.translate(src, method=method, num_best=1)]
-    score = bleu(found, tgt, stored.spec.languages.tgt)
-    samples = [{"src": src[i], "ref": tgt[i], "out": found[i]} for i in range(min(NUM_SAMPLES, len(src)))]
-    return {
-        "nll": nll,
-        "ppl": math.exp(min(nll, 700)),
-        "bleu": score.value,
-        "signature": score.signature,
-        "samples": samples,
-    }
-
-
 def validate_and_save(
+    job: Job,
     stored: StoredModel,
     optimizer: torch.optim.Optimizer,
     state: TrainingState,
-    valid: tuple[list[str], list[str]],
-    device: str,
+    valid: ValidationText,
     log: Log,
-    reporter: Reporter,
-    average: int,
+    caught: list[int],
 ) -> None:
-    """A checkpoint that may be averaged or become the best."""
-    scores = validate(stored, valid, device, method="greedy")
-    judge(state, scores)
-    log.write(state.update, seconds=state.seconds, **{f"valid_{key}": value for key, value in scores.items()})
-    show(reporter, state, scores)
-    save(stored.path, stored, optimizer, state, average)
+    """A checkpoint that may be averaged or become the best. A signal ends the validation, not the saving: whoever goes
+    on from there validates first."""
+    scores = validate(job, plain_copy(stored), valid, "greedy", caught)
+    if scores:
+        judge(state, scores)
+        log.write(state.update, seconds=state.seconds, **{f"valid_{key}": value for key, value in scores.items()})
+        show(job.reporter, state, scores)
+    save(job, stored, optimizer, state)
+    if not scores:
+        raise stopped(job, state, caught)
 
 
-def judge(state: TrainingState, scores: dict[str, Any]) -> None:
-    """Keep account of the best."""
-    state.validated.append(state.update)
-    if scores["bleu"] > state.best_bleu:
-        state.best_bleu, state.best_update, state.stale = scores["bleu"], state.update, 0
-    else:
-        state.stale += 1
-
-
-def show(reporter: Reporter, state: TrainingState, scores: dict[str, Any]) -> None:
-    """A validation, for whoever watches."""
-    mark = " *" if state.best_update == state.update else ""
-    reporter.say(
-        f"update {state.update:,}  {state.seconds / 60:.1f} min  validation: perplexity {scores['ppl']:.2f}, "
-        f"BLEU {scores['bleu']:.2f}{mark}"
+def stopped(job: Job, state: TrainingState, caught: list[int]) -> Interrupted:
+    """What to say when a signal has ended the run, of whichever rank."""
+    return Interrupted(
+        max(job.world.gather(caught[0] if caught else 0)),
+        f"stopped after update {state.update:,}; all is saved. To go on: diglot train {shlex.quote(str(job.run))}",
     )
-    for sample in scores["samples"]:
-        reporter.say(f"    {sample['src']}\n  → {sample['out']}")
 
 
-# ------------------------------------------------------------------- after the last update
-
-
-def finish(
-    run: Path,
-    stored: StoredModel,
-    state: TrainingState,
-    valid: tuple[list[str], list[str]],
-    device: str,
-    reporter: Reporter,
-    recipe: Recipe,
-    num_pairs: int,
-) -> Summary:
-    """6.1: average the last checkpoints; score the last, the best and the averaged; write the final model."""
-    steps = [checkpoint.step_path(run, update) for update in state.validated[-recipe.train.average :]]
-    best = checkpoint.step_path(run, state.best_update)
-    averaged = checkpoint.average_weights(steps)
-    candidates: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
-        (f"last (update {state.update:,})", lambda: checkpoint.read_tensors(steps[-1] / checkpoint.WEIGHTS)),
-        (f"best (update {state.best_update:,})", lambda: checkpoint.read_tensors(best / checkpoint.WEIGHTS)),
-        (f"average of the last {len(steps)}", lambda: averaged),
-    ]
-    scores: dict[str, dict[str, Any]] = {}
-    with reporter.bar("scoring the final models", len(candidates)) as advance:
-        for name, weights in candidates:
-            checkpoint.put_weights(stored.model, weights())
-            scores[name] = validate(stored, valid, device, method=stored.spec.search.method)
-            advance(1, "")
-    final = scores[candidates[-1][0]]
-    score = Score("BLEU", final["bleu"], final["signature"])
-    card = model_card(stored, recipe, num_pairs, state, len(steps), score, final["ppl"])
-    files = checkpoint.model_files(stored.spec, averaged, stored.src_subwords, stored.tgt_subwords, card)
-    checkpoint.write_directory(run / "model", files)
-    reporter.table(
-        f"Validation ({len(valid[0]):,} lines, {stored.spec.search.method}; {final['signature']})",
-        ("model", "perplexity", "BLEU"),
-        [(name, f"{one['ppl']:.2f}", f"{one['bleu']:.2f}") for name, one in scores.items()],
-    )
-    why = "no better BLEU for a while" if 0 < recipe.train.patience <= state.stale else "all updates done"
-    skipped = f" {state.skipped:,} updates were skipped." if state.skipped else ""
-    reporter.say(
-        f"Ended after {state.update:,} updates, {state.epoch + 1:,} epochs, {state.seconds / 60:.1f} min: "
-        f"{why}.{skipped}"
-    )
-    reporter.say(f"The model is {run / 'model'}. To use it:\n  diglot translate {run / 'model'} FILE")
-    num_parameters = sum(p.numel() for p in stored.model.parameters())
-    return Summary(run / "model", state.update, state.epoch + 1, state.seconds, state.skipped, num_parameters, scores)
-
-
-def model_card(
-    stored: StoredModel,
-    recipe: Recipe,
-    num_pairs: int,
-    state: TrainingState,
-    num_averaged: int,
-    score: Score,
-    ppl: float,
-) -> str:
-    """README.md of a model directory."""
-    languages, data = stored.spec.languages, recipe.data
-    pair = f"{languages.src or 'source'} to {languages.tgt or 'target'}"
-    names = ", ".join(Path(name).name for name in (*data.src, *data.tgt, *data.tsv))
-    size = f"{sum(p.numel() for p in stored.model.parameters()):,} parameters"
-    updates_done = f"{state.update:,} updates of about {recipe.train.update_pieces:,} target pieces"
-    licence = "not stated: it follows from the licence of the data; whoever passes this model on should write it here"
-    return f"""# Translation model: {pair}
-
-A Transformer (Vaswani et al., 2017), trained with diglot {diglot.__version__}.
-
-    pip install diglot
-    diglot translate PATH_OF_THIS_DIRECTORY FILE
-
-| | |
-|---|---|
-| languages | {pair} |
-| size | {size} |
-| data | {num_pairs:,} sentence pairs: {names} |
-| training | {updates_done}; mean of the last {num_averaged} checkpoints |
-| validation | perplexity {ppl:.2f}, {score} |
-| licence | {licence} |
-"""
+def plain_copy(stored: StoredModel) -> StoredModel:
+    """The model as one process holds it, where each rank holds a share of it."""
+    if not is_shared_out(stored.model):
+        return stored
+    model = Transformer(stored.spec.model, stored.src_subwords.num_pieces, stored.tgt_subwords.num_pieces)
+    checkpoint.put_weights(model, {name: whole(weight) for name, weight in checkpoint.weights_of(stored.model).items()})
+    return dataclasses.replace(stored, model=model)

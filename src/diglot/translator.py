@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ T = TypeVar("T")
 WINDOW = 2048  # lines that are sorted into batches together
 LONGEST_SCORED = 2048  # pieces of a side
 LONGEST_UNRECORDED = 200  # source pieces at once, of a model that does not say what it was trained on
+TAG = re.compile(r">>([\w-]+)<< ?")  # at the start of a text: the language to translate it into
 WITHOUT_SPACES = {"zh", "ja", "th", "lo", "km", "my", "yue", "bo"}
 
 
@@ -80,19 +82,27 @@ class Translator:
         )
 
     def translate(
-        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, **options: Any
+        self,
+        texts: Sequence[str],
+        *,
+        to: str | Sequence[str] | None = None,
+        prefixes: Sequence[str] | None = None,
+        **options: Any,
     ) -> list[Translation]:
         """Translate each text. Options are those of the recipe's [search]: beam_size, num_best, method, ...
 
+        to: the language, or that of each text, for a model that knows several; a text may name its own: ">>de<< Hello".
         prefixes: what each translation has to begin with.
         """
         if isinstance(texts, str):
             raise TypeError("translate takes a list of texts: write translate([text]).")
         if prefixes is not None and len(prefixes) != len(texts):
             raise ConfigError(f"there are {len(texts)} texts and {len(prefixes)} prefixes; each text needs one.")
-        return self._translate(texts, self.search_config(options), prefixes, first_line=0)
+        return self._translate(self._tagged(texts, to), self.search_config(options), prefixes, first_line=0)
 
-    def translate_lines(self, lines: Iterable[str], *, prefix: str = "", **options: Any) -> Iterator[Translation]:
+    def translate_lines(
+        self, lines: Iterable[str], *, to: str | None = None, prefix: str = "", **options: Any
+    ) -> Iterator[Translation]:
         """Translate lines as they arrive, in order and in bounded memory; each begins with `prefix`.
 
         Whatever has arrived when a batch is done makes up the next one, up to a window of lines.
@@ -100,22 +110,28 @@ class Translator:
         config = self.search_config(options)
         done = 0
         for window in arriving(lines, WINDOW):
-            yield from self._translate(window, config, [prefix] * len(window), first_line=done)
+            yield from self._translate(self._tagged(window, to), config, [prefix] * len(window), first_line=done)
             done += len(window)
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], **options: Any) -> list[Translation]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, to: str | Sequence[str] | None = None, **options: Any
+    ) -> list[Translation]:
         """The given targets as translations of the sources, with the scores that the search would give them."""
         if len(sources) != len(targets):
             raise ConfigError(f"there are {len(sources)} sources and {len(targets)} targets; each source needs one.")
-        return list(self.score_pairs(zip(sources, targets, strict=True), **options))
+        return list(self.score_pairs(zip(self._tagged(sources, to), targets, strict=True), **options))
 
-    def score_pairs(self, pairs: Iterable[tuple[str, str]], **options: Any) -> Iterator[Translation]:
+    def score_pairs(
+        self, pairs: Iterable[tuple[str, str]], *, to: str | None = None, **options: Any
+    ) -> Iterator[Translation]:
         """The same for pairs as they arrive, in bounded memory."""
         alpha = self.search_config(options).length_penalty
         limit, done = min(LONGEST_SCORED, self.engine.max_length()), 0
         for window in arriving(pairs, WINDOW):
+            texts, tags = self._read_tags(self._tagged([src for src, _ in window], to), done)
+            encoded = self.src_subwords.encode_all(texts)
             sides = (
-                self.src_subwords.encode_all([src for src, _ in window]),
+                [[*self._tag_ids(tag), *pieces] for tag, pieces in zip(tags, encoded, strict=True)],
                 self.tgt_subwords.encode_all([tgt for _, tgt in window]),
             )
             for number, (src, tgt) in enumerate(zip(*sides, strict=True), done + 1):
@@ -137,14 +153,18 @@ class Translator:
     def _translate(
         self, texts: Sequence[str], config: SearchConfig, prefixes: Sequence[str] | None, first_line: int
     ) -> list[Translation]:
+        texts, tags = self._read_tags(texts, first_line)
+        special = 2 if self.spec.languages.tags else 1  # the end, and a tag
         limit = min(config.max_segment or LONGEST_UNRECORDED, self.engine.max_length())
         leads: list[str] = []
         segments: list[list[Segment]] = []
         for text in texts:
-            lead, parts = split(text, lambda part: len(self.src_subwords.encode(part)) + 1, limit)
+            lead, parts = split(text, lambda part: len(self.src_subwords.encode(part)) + special, limit)
             leads.append(lead)
             segments.append(parts)
         sources = self.src_subwords.encode_all([segment.text for parts in segments for segment in parts])
+        tag_of = [tag for tag, parts in zip(tags, segments, strict=True) for _ in parts]
+        sources = [[*self._tag_ids(tag), *pieces] for tag, pieces in zip(tag_of, sources, strict=True)]
         starts: list[list[int]] = self.tgt_subwords.encode_all(prefixes) if prefixes else [[]] * len(texts)
         forced: list[list[int]] = []
         seeds: list[int] = []
@@ -154,12 +174,12 @@ class Translator:
                 seeds.append(((config.seed << 40) + ((first_line + line) << 16) + number) % 2**63)
         found = iter(self.engine.search(sources, config, forced, seeds))
         return [
-            self._join(lead, parts, [next(found) for _ in parts], config)
-            for lead, parts in zip(leads, segments, strict=True)
+            self._join(lead, parts, [next(found) for _ in parts], config, tag or self.spec.languages.tgt)
+            for lead, parts, tag in zip(leads, segments, tags, strict=True)
         ]
 
     def _join(
-        self, lead: str, segments: list[Segment], found: list[list[Hypothesis]], config: SearchConfig
+        self, lead: str, segments: list[Segment], found: list[list[Hypothesis]], config: SearchConfig, language: str
     ) -> Translation:
         """Put the segments' translations together; the n-th best text is made of the n-th best of each."""
         if not segments:
@@ -170,7 +190,7 @@ class Translator:
             text = lead
             for i, (segment, hypothesis) in enumerate(zip(segments, chosen, strict=True)):
                 text += self.tgt_subwords.decode(hypothesis.pieces)
-                text += segment.space if i == len(segments) - 1 else self._space_between(segment.space)
+                text += segment.space if i == len(segments) - 1 else space_between(segment.space, language)
             log_prob = sum(hypothesis.log_prob for hypothesis in chosen)
             num_pieces = sum(len(hypothesis.pieces) + 1 for hypothesis in chosen)
             score = log_prob / length_penalty(num_pieces, config.length_penalty)
@@ -178,11 +198,56 @@ class Translator:
             results.append(Translation(text, score, log_prob, num_pieces, len(segments), hit_bound))
         return dataclasses.replace(results[0], others=tuple(results[1:]))
 
-    def _space_between(self, space: str) -> str:
-        """White space between segments as the target language writes it: Chinese has none where English has one."""
-        if self.spec.languages.tgt.split("-")[0].split("_")[0] in WITHOUT_SPACES:
-            return "" if space == " " else space
-        return space or " "
+    def _tagged(self, texts: Sequence[str], to: str | Sequence[str] | None) -> Sequence[str]:
+        """Texts that name their target language, where `to` does."""
+        if to is None:
+            return texts
+        wanted = [to] * len(texts) if isinstance(to, str) else to
+        if len(wanted) != len(texts):
+            raise ConfigError(f"there are {len(texts)} texts and {len(wanted)} target languages; each text needs one.")
+        known = self.spec.languages.tags or (self.spec.languages.tgt,)
+        for language in wanted:
+            if language not in known:
+                raise ConfigError(
+                    f"this model does not translate into '{language}'; it knows: {', '.join(known) or 'one language'}."
+                )
+        if not self.spec.languages.tags:
+            return texts
+        return [
+            text if TAG.match(text) else f">>{language}<< {text}" for text, language in zip(texts, wanted, strict=True)
+        ]
+
+    def _read_tags(self, texts: Sequence[str], first_line: int) -> tuple[list[str], list[str]]:
+        """Texts without their tags, and the tags; a model of one language has none."""
+        if not (known := self.spec.languages.tags):
+            return list(texts), [""] * len(texts)
+        bare: list[str] = []
+        tags: list[str] = []
+        for number, text in enumerate(texts, first_line + 1):
+            tag = TAG.match(text)
+            if tag is None and text.strip():
+                raise TextError(
+                    f"line {number:,} does not say into which language: choose one for all lines with --to (in Python: "
+                    f"to=...), or begin the line with >>{known[0]}<<. This model knows: {', '.join(known)}."
+                )
+            if tag and tag[1] not in known:
+                raise TextError(
+                    f"line {number:,} asks for the language '{tag[1]}'; this model knows: {', '.join(known)}."
+                )
+            bare.append(text[tag.end() :] if tag else text)
+            tags.append(tag[1] if tag else "")
+        return bare, tags
+
+    def _tag_ids(self, tag: str) -> list[int]:
+        """The piece that asks for a language, if one is asked for."""
+        return [self.src_subwords.tag_id(tag, self.spec.languages.tags)] if tag else []
+
+
+def space_between(space: str, language: str) -> str:
+    """White space between segments as the target language writes it: Chinese has none where English has one."""
+    if language.split("-")[0].split("_")[0] in WITHOUT_SPACES:
+        return "" if space == " " else space
+    return space or " "
 
 
 def choose_device(device: str) -> str:

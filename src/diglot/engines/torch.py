@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from diglot.batching import pad
+from diglot.batching import pad, round_up
 from diglot.config import SearchConfig
 from diglot.model import Transformer, padding_mask
 from diglot.search import Hypothesis, Step, beam_search, ensemble, greedy_search, sampling_search
@@ -92,7 +92,7 @@ class TorchEngine:
         """Which sources go together: those of the same padded length (and of the same `others`), so many at once."""
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, length in enumerate(lengths):
-            groups[round_up(length), round_up(others[i]) if others else 0].append(i)
+            groups[round_up(length, MULTIPLE), round_up(others[i], MULTIPLE) if others else 0].append(i)
         for (length, other), members in sorted(groups.items(), reverse=True):
             size = max(1, min(MAX_ROWS, MAX_PIECES // max(length, other)) // width)
             yield from (members[i : i + size] for i in range(0, len(members), size))
@@ -105,8 +105,8 @@ class TorchEngine:
     def padded(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Pieces with their ends, a multiple of 16 long where the model has the positions, and what is no padding."""
         pieces, lengths = pad([[*sequence, self.eos_id] for sequence in sequences], self.pad_id, MULTIPLE)
-        pieces = pieces[:, : max(int(lengths.max()), self.max_length())].to(self.device)
-        return pieces, padding_mask(lengths, pieces.size(1)).to(self.device)
+        pieces = torch.from_numpy(pieces[:, : max(int(lengths.max()), self.max_length())])
+        return pieces.to(self.device), padding_mask(torch.from_numpy(lengths), pieces.size(1)).to(self.device)
 
     def stepper(self, model: Transformer, src: Tensor, src_mask: Tensor) -> Step:
         """One model's step function."""
@@ -114,7 +114,7 @@ class TorchEngine:
 
         def step(last: Tensor | None, parents: Tensor) -> Tensor:
             num = len(parents)
-            surplus = round_up(num) - num  # rows that only fill up
+            surplus = round_up(num, MULTIPLE) - num  # rows that only fill up
             parents = torch.cat((parents.to(self.device), parents.new_zeros(surplus).to(self.device)))
             if last is not None:
                 last = torch.cat((last.to(self.device), last.new_zeros(surplus).to(self.device)))
@@ -146,8 +146,3 @@ class TorchEngine:
             log_probs = model.project(hidden[:, start : start + MULTIPLE].contiguous()).float().log_softmax(-1)
             parts.append(log_probs.gather(2, tgt[:, start : start + MULTIPLE, None])[:, :, 0])
         return torch.cat(parts, dim=1)
-
-
-def round_up(number: int) -> int:
-    """To a multiple of 16."""
-    return -(-number // MULTIPLE) * MULTIPLE

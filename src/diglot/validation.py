@@ -1,0 +1,191 @@
+"""What a model is worth while it trains and at the end: perplexity and BLEU on the validation text, the final model."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diglot
+from diglot import checkpoint
+from diglot.checkpoint import StoredModel
+from diglot.config import Recipe
+from diglot.evaluate import Score, bleu
+from diglot.progress import Reporter
+from diglot.run import Job, TrainingState
+from diglot.translator import Translator
+
+NUM_SAMPLES = 3  # translations shown at each validation
+LINES_AT_ONCE = 64  # of the validation text, between which a signal is obeyed
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to."""
+
+    model: Path
+    updates: int
+    epochs: int
+    seconds: float
+    skipped: int
+    parameters: int
+    scores: dict[str, dict[str, Any]]  # of the last, best and averaged model on the validation text
+
+
+@dataclass(frozen=True)
+class ValidationText:
+    """Lines and their translations, and the target language of each where the model has several."""
+
+    src: list[str]
+    tgt: list[str]
+    to: list[str]
+
+
+def validate(
+    job: Job, stored: StoredModel, valid: ValidationText, method: str, caught: list[int]
+) -> dict[str, Any] | None:
+    """Perplexity and BLEU on the validation text, and a few translations; each rank does its share. None, if a signal
+    was caught before the end."""
+    world, translator = job.world, Translator([stored], device=job.device)
+    own = sorted(range(len(valid.src)), key=lambda i: len(valid.src[i]))[world.rank :: world.size]
+    share: list[tuple[int, float, int, str]] | None = []
+    with job.reporter.bar("validation", len(own)) as advance:
+        for start in range(0, len(own), LINES_AT_ONCE):
+            if caught:
+                share = None
+                break
+            part = own[start : start + LINES_AT_ONCE]
+            src, tgt, to = ([side[i] for i in part] if side else None for side in (valid.src, valid.tgt, valid.to))
+            scored = translator.score(src or [], tgt or [], to=to)
+            found = translator.translate(src or [], method=method, num_best=1, to=to)
+            for i, one, two in zip(part, scored, found, strict=True):
+                share.append((i, one.log_prob, one.num_pieces, two.text))
+            advance(len(part), "")
+    shares = world.gather(share)
+    if any(share is None for share in shares):
+        return None
+    each = sorted(line for share in shares for line in share)
+    nll = -sum(log_prob for _, log_prob, _, _ in each) / sum(num_pieces for _, _, num_pieces, _ in each)
+    texts = [text for *_, text in each]
+    score = bleu(texts, valid.tgt, stored.spec.languages.tgt)
+    samples = [{"src": src, "ref": ref, "out": out} for src, ref, out in zip(valid.src, valid.tgt, texts, strict=True)]
+    return {
+        "nll": nll,
+        "ppl": math.exp(min(nll, 700)),
+        "bleu": score.value,
+        "signature": score.signature,
+        "samples": samples[:NUM_SAMPLES],
+    }
+
+
+def judge(state: TrainingState, scores: dict[str, Any]) -> None:
+    """Keep account of the best."""
+    state.validated.append(state.update)
+    if scores["bleu"] > state.best_bleu:
+        state.best_bleu, state.best_update, state.stale = scores["bleu"], state.update, 0
+    else:
+        state.stale += 1
+
+
+def show(reporter: Reporter, state: TrainingState, scores: dict[str, Any]) -> None:
+    """A validation, for whoever watches."""
+    mark = " *" if state.best_update == state.update else ""
+    reporter.say(
+        f"update {state.update:,}  {state.seconds / 60:.1f} min  validation: perplexity {scores['ppl']:.2f}, "
+        f"BLEU {scores['bleu']:.2f}{mark}"
+    )
+    for sample in scores["samples"]:
+        reporter.say(f"    {sample['src']}\n  → {sample['out']}")
+
+
+# ------------------------------------------------------------------- after the last update
+
+
+def finish(
+    job: Job, stored: StoredModel, state: TrainingState, valid: ValidationText, num_pairs: int, caught: list[int]
+) -> Summary | None:
+    """6.1: average the last checkpoints. The last, the best and the average are scored, and the winner is the model.
+    None, if a signal was caught before the end."""
+    run, reporter = job.run, job.reporter
+    steps: list[Path] = []
+    for update in state.validated[-job.recipe.train.average :]:
+        try:
+            checkpoint.check_directory(checkpoint.step_path(run, update))
+            steps.append(checkpoint.step_path(run, update))
+        except checkpoint.CheckpointError as error:
+            reporter.say(f"warning: {error} It is left out of the average.")
+    best = checkpoint.step_path(run, state.best_update)
+    averaged = checkpoint.average_weights(steps)
+    candidates = {
+        f"average of the last {len(steps)}": averaged,
+        f"best (update {state.best_update:,})": checkpoint.read_tensors(best / checkpoint.WEIGHTS),
+        f"last (update {state.update:,})": checkpoint.read_tensors(steps[-1] / checkpoint.WEIGHTS),
+    }
+    scores: dict[str, dict[str, Any]] = {}
+    for name, weights in candidates.items():
+        checkpoint.put_weights(stored.model, weights)
+        found = validate(job, stored, valid, stored.spec.search.method, caught)
+        if not found:
+            return None
+        scores[name] = found
+    chosen = max(scores, key=lambda name: scores[name]["bleu"])  # the average, if they are equal
+    final = scores[chosen]
+    score = Score("BLEU", final["bleu"], final["signature"])
+    card = model_card(stored, job.recipe, num_pairs, state, chosen, score, final["ppl"])
+    files = checkpoint.model_files(stored.spec, candidates[chosen], stored.src_subwords, stored.tgt_subwords, card)
+    if job.world.is_first:
+        checkpoint.write_directory(run / "model", files)
+    reporter.table(
+        f"Validation ({len(valid.src):,} lines, {stored.spec.search.method}; {final['signature']})",
+        ("model", "perplexity", "BLEU"),
+        [
+            (f"{name} *" if name == chosen else name, f"{one['ppl']:.2f}", f"{one['bleu']:.2f}")
+            for name, one in scores.items()
+        ],
+    )
+    why = "no better BLEU for a while" if 0 < job.recipe.train.patience <= state.stale else "all updates done"
+    skipped = f" {state.skipped:,} updates were skipped." if state.skipped else ""
+    reporter.say(
+        f"Ended after {state.update:,} updates, {state.epoch + 1:,} epochs, {state.seconds / 60:.1f} min: "
+        f"{why}.{skipped}"
+    )
+    model = shlex.quote(str(run / "model"))
+    reporter.say(f"The model is {model}: the {chosen}. To use it:\n  diglot translate {model} FILE")
+    num_parameters = sum(p.numel() for p in stored.model.parameters())
+    return Summary(run / "model", state.update, state.epoch + 1, state.seconds, state.skipped, num_parameters, scores)
+
+
+def model_card(
+    stored: StoredModel,
+    recipe: Recipe,
+    num_pairs: int,
+    state: TrainingState,
+    chosen: str,
+    score: Score,
+    ppl: float,
+) -> str:
+    """README.md of a model directory."""
+    languages, data = stored.spec.languages, recipe.data
+    pair = f"{languages.src or 'source'} to {languages.tgt or 'target'}"
+    names = ", ".join(Path(name).name for name in (*data.src, *data.tgt, *data.tsv))
+    size = f"{sum(p.numel() for p in stored.model.parameters()):,} parameters"
+    updates_done = f"{state.update:,} updates of about {recipe.train.update_pieces:,} target pieces"
+    licence = "not stated: it follows from the licence of the data; whoever passes this model on should write it here"
+    return f"""# Translation model: {pair}
+
+A Transformer (Vaswani et al., 2017), trained with diglot {diglot.__version__}.
+
+    pip install diglot
+    diglot translate PATH_OF_THIS_DIRECTORY FILE
+
+| | |
+|---|---|
+| languages | {pair} |
+| size | {size} |
+| data | {num_pairs:,} sentence pairs: {names} |
+| training | {updates_done}; {chosen} |
+| validation | perplexity {ppl:.2f}, {score} |
+| licence | {licence} |
+"""
