@@ -269,9 +269,9 @@ case("10 updates in a row, up to ..., had no finite gradient: training has diver
 case("DIR/run was begun with another recipe: train.seed was 1 and is 2. Choose another --out, or go on with ...")(
     lambda at: [trained(at), trained(at, "train.seed=2")]
 )
-case(
-    "the pairs are not those that DIR/run was begun with; give back the old text and the old filters, or begin a new run ..."
-)(lambda at: [trained(at), write_pairs(at.dir, "train", 99, 7), trained(at)])
+case("the pairs are not those that DIR/run was begun with; give back the old text and the old filters, or begin ...")(
+    lambda at: [trained(at), write_pairs(at.dir, "train", 99, 7), trained(at)]
+)
 
 
 @case("DIR/run/step-000001 is no checkpoint to go on from: its training state is missing or broken.")
@@ -357,4 +357,4 @@ def test_no_error_is_left_out(request: pytest.FixtureRequest):
                 lines = range(node.lineno, (node.end_lineno or 0) + 1)
                 if called in OURS and not any((name, line) in SEEN for line in lines):
                     missing.append(f"{name}:{node.lineno}")
-    assert not missing
+    assert not missing, " ".join(missing)

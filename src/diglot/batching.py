@@ -77,8 +77,8 @@ def micro_batches(
 ) -> list[NDArray[np.int64]]:
     """Cut an update's rows, sorted by length, so that rows * (longest source + longest target) stays in the bound.
 
-    Lengths and, where there are enough, rows come in multiples, so that few shapes recur: for a new shape the kernels of
-    a product are made anew, which on a CPU takes longer than the product.
+    Lengths and, where there are enough, rows come in multiples, so that few shapes recur: for a new shape the kernels
+    of a product are made anew, which on a CPU takes longer than the product.
     """
     rows = rows[np.lexsort((rows, src_pieces[rows], tgt_pieces[rows]))][::-1]
     batches: list[NDArray[np.int64]] = []
