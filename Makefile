@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow torture check clean
 
 demo: .venv/installed          ## see it all work: about three minutes
 	$(BIN)/diglot demo
@@ -12,6 +12,9 @@ test: .venv/installed          ## the tests: under three minutes
 
 test-slow: .venv/installed     ## the tests that train for longer
 	$(BIN)/python -m pytest -m slow
+
+torture: .venv/installed       ## kill it, fill its disk, flip its bits; the table goes into docs/torture.md
+	$(BIN)/python -m pytest -m slow --full tests/torture
 
 check: .venv/installed         ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,53 @@ from diglot.subwords import Subwords, learn
 
 settings.register_profile("diglot", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("diglot")
+
+
+TABLE = Path(__file__).parents[1] / "docs" / "torture.md"
+SHORT = 20  # of so many repetitions one, where the torture is not asked for in full
+
+
+def pytest_addoption(parser: pytest.Parser):
+    parser.addoption("--full", action="store_true", help="all repetitions of the torture, and its table into the docs")
+
+
+@dataclass
+class Torture:
+    """How often each cruelty is done, and what came of it."""
+
+    is_full: bool
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def times(self, full: int) -> int:
+        """So many repetitions, or in the short form a fraction of them."""
+        return full if self.is_full else max(2, full // SHORT)
+
+    def report(self, what: str, wanted: str, seen: str) -> None:
+        """A row of the table at the end."""
+        self.rows.append((what, wanted, seen))
+
+
+def pytest_configure(config: pytest.Config):
+    config.stash[TORTURE] = Torture(config.getoption("--full"))
+
+
+TORTURE = pytest.StashKey[Torture]()
+
+
+@pytest.fixture(scope="session")
+def torture(request: pytest.FixtureRequest) -> Torture:
+    """Repetitions and the table of results; `make torture` does it all."""
+    return request.config.stash[TORTURE]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config):
+    rows = [("what is done", "wanted", "seen"), ("---", "---", "---"), *config.stash[TORTURE].rows]
+    if len(rows) == 2:
+        return
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    terminalreporter.write("\n" + table)
+    if config.stash[TORTURE].is_full:
+        TABLE.write_text(f"{TABLE.read_text().partition('| what is done')[0]}{table}")
 
 
 @pytest.fixture(scope="session")
