@@ -256,7 +256,7 @@ def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fi
         )
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            "step": steps.clone(),
+            "step": steps.to(parameter.device, copy=True),  # where the fused kernel looks for it
             "exp_avg": share_like(moments[f"exp_avg.{name}"], parameter),
             "exp_avg_sq": share_like(moments[f"exp_avg_sq.{name}"], parameter),
         }

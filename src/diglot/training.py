@@ -59,6 +59,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
         torch.set_num_threads(recipe.train.threads or num_cores())
         keep_freed_memory()
+        repeat_exactly(device)
 
         # ---- text
         resumed = find_resumed(job)
@@ -153,6 +154,14 @@ def keep_freed_memory() -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
             libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def repeat_exactly(device: str) -> None:
+    """Have a GPU add up in the same order each time; a kernel that cannot is named in a warning."""
+    if device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def num_cores() -> int:
