@@ -76,7 +76,7 @@ def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
                 path.rename(old)
             new.rename(path)
             sync_directory(path.parent)
-            discard(old)
+            shutil.rmtree(old, ignore_errors=True)
     except CheckpointError:
         shutil.rmtree(new, ignore_errors=True)
         with contextlib.suppress(OSError):  # on a disk that fails; then the next start puts it back
