@@ -23,7 +23,7 @@ import pytest
 import safetensors.torch
 import torch
 from crashes import STRACE, Disk, calls
-from saving import Saver, begun, check_next_start, number_in, reported, save_for_ever
+from saving import Saver, begun, check_next_start, number_in, save_for_ever
 
 from diglot import checkpoint
 from diglot.checkpoint import MANIFEST, WEIGHTS, StoredModel
@@ -36,9 +36,9 @@ from diglot.progress import Reporter
 from diglot.run import Job, TrainingState, save
 from diglot.schedule import make_optimizer
 from diglot.subwords import Subwords
-from diglot.training import choose_precision, gradients
+from diglot.training import choose_precision, gradients, train
 from diglot.translator import choose_device
-from training_runs import NETWORK, write_pairs
+from training_runs import NETWORK, small_recipe, write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +70,6 @@ def test_a_kill_at_any_moment_of_saving_loses_nothing_that_was_saved(tmp_path: P
                 reports.append(ours.recv())
         assert process.exitcode == -signal.SIGKILL
         num_inside += any(path.name.startswith(checkpoint.TEMPORARY) for path in run.iterdir())
-        saved = reported(reports)[0]
-        steps = checkpoint.list_steps(run)
-        assert not steps or int(steps[-1].name[5:]) <= saved + 10  # no more than what was under way
         check_next_start(run, reports)
     num_saves = sum(report.startswith("saved") for report in reports)
     assert num_inside > 0, "no kill fell into a write"
@@ -106,7 +103,7 @@ def test_every_state_that_a_crash_may_leave_loads(tmp_path: Path, strace: tuple[
     states, rng = torture.times(1000), random.Random(1)
     kills = [  # a first process is killed before such a call: between two renames, before the fsync after them, ...
         ("rename", 15), ("fsync", 61), ("unlinkat", 17), ("unlinkat", 10), ("rename", 5),
-    ][: torture.times(5)]  # fmt: skip
+    ][: 5 if torture.is_full else 1]  # fmt: skip
     shares = [states // len(kills) + (i < states % len(kills)) for i in range(len(kills))]
     num_calls = num_other = 0
     for number, ((call, when), share) in enumerate(zip(kills, shares, strict=True)):
@@ -404,27 +401,26 @@ def test_every_truncation_is_found(step: Path, torture):
     )
 
 
-def test_a_broken_newest_checkpoint_gives_way_and_if_all_are_broken_nothing_is_begun_over_them(tmp_path: Path, torture):
-    run = tmp_path / "run"
+def test_a_broken_newest_gives_way_and_over_broken_ones_alone_nothing_is_begun(
+    tmp_path: Path, torture, capfd: pytest.CaptureFixture[str]
+):
+    recipe, run = small_recipe(tmp_path, "run"), tmp_path / "run"
     older, newer = run / "step-000003", run / "step-000006"
-    assert diglot_train(tmp_path, run).returncode == 0
+    train(recipe, quiet=True)
     (newer / WEIGHTS).write_bytes(b"")
-    ended = diglot_train(tmp_path, run, quiet=False)
-    assert ended.returncode == 0
-    assert f"warning: {newer / WEIGHTS} is broken: it is not the file that was written. Falling back to {older}." in (
-        ended.stderr.replace("\n", " ")
-    )
+    train(recipe)
+    said = f"warning: {newer / WEIGHTS} is broken: it is not the file that was written. Falling back to {older}."
+    assert said in capfd.readouterr().err
     checkpoint.check_directory(newer)  # it was trained again
     for step in (older, newer):
         (step / WEIGHTS).write_bytes(b"")
     before = contents(run)
-    ended = diglot_train(tmp_path, run)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"diglot: no checkpoint of {run} is whole: {newer / WEIGHTS} is broken")
+    with pytest.raises(CheckpointError, match=f"no checkpoint of {run} is whole: {newer / WEIGHTS} is broken"):
+        train(recipe)
     assert contents(run) == before
     torture.report(
         "the newest checkpoint is broken; then all are",
-        "goes on from the one before, and says so; then refuses to begin anew, and changes nothing",
+        "training goes on from the one before, and says so; then it refuses to begin anew, and changes nothing",
         "as wanted",
     )
 
