@@ -95,7 +95,7 @@ def strace() -> tuple[str, ...]:
 
 def trace(strace: tuple[str, ...], run: Path, num_saves: int, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*strace, *words, *PROGRAM, str(run), str(num_saves)], capture_output=True, text=True, check=False, timeout=120
+        [*strace, *words, *PROGRAM, str(run), str(num_saves)], capture_output=True, text=True, check=False, timeout=300
     )
 
 
@@ -228,7 +228,7 @@ def diglot_train(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "DIGLOT_CACHE": str(directory / "cache")},
         preexec_fn=None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
@@ -274,7 +274,7 @@ def test_a_full_disk_ends_in_a_sentence_and_takes_nothing_with_it(tmp_path: Path
         *((limited_save, limit) for limit in (0, 1, 300, 600, 7_500, 15_000, 20_000, 30_000)),
         *((starved_save, pages) for pages in (0, 1, 4, 6, 7, 10, 15, 19)),
     ]
-    chosen = random.Random(2).sample(cases, torture.times(len(cases)))
+    chosen = cases[:: len(cases) // torture.times(len(cases))]
     for starve, room in chosen:
         starve(room)
     torture.report(
