@@ -213,7 +213,7 @@ def model(tmp_path: Path, subwords: Subwords) -> Path:
 
 
 def test_every_flipped_bit_is_found(model: Path) -> None:
-    files = sorted(path for path in model.iterdir() if path.name != MANIFEST)
+    files = sorted(model.iterdir())
     places = random.Random(1)
     for number in range(60):
         path = files[number % len(files)]
@@ -221,7 +221,8 @@ def test_every_flipped_bit_is_found(model: Path) -> None:
         broken = bytearray(content)
         broken[places.randrange(len(content))] ^= 1 << places.randrange(8)
         path.write_bytes(broken)
-        with pytest.raises(CheckpointError, match=f"{path.name} is broken: it is not the file that was written"):
+        said = "it is not the list of files" if path.name == MANIFEST else "it is not the file that was written"
+        with pytest.raises(CheckpointError, match=f"{path.name} is broken: {said}"):
             load_model(model)
         path.write_bytes(content)
     check_directory(model)
@@ -246,7 +247,7 @@ def test_a_link_or_directory_in_place_of_a_file_is_refused(model: Path, tmp_path
     path, copy = model / WEIGHTS, tmp_path / "copy"
     path.rename(copy)
     path.symlink_to(copy)
-    with pytest.raises(CheckpointError, match=f"{WEIGHTS} is broken"):
+    with pytest.raises(CheckpointError, match=f"{WEIGHTS} is broken: it is a link, a directory or a device"):
         load_model(model)
     path.unlink()
     copy.rename(path)
@@ -261,7 +262,26 @@ def test_a_link_or_directory_in_place_of_a_file_is_refused(model: Path, tmp_path
     load_model(model)
     path.unlink()
     path.mkdir()
-    with pytest.raises(CheckpointError, match=f"{WEIGHTS}: Is a directory"):
+    with pytest.raises(CheckpointError, match=f"{WEIGHTS} is broken: it is a link, a directory"):
+        load_model(model)
+
+
+def test_a_manifest_of_the_first_format_had_no_seal_and_is_read(model: Path) -> None:
+    manifest = json.loads((model / MANIFEST).read_bytes())
+    del manifest["sha256"]
+    (model / MANIFEST).write_text(json.dumps({**manifest, "format": 1}, indent=1))
+    assert load_model(model).spec.languages.src == "de"
+    (model / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    with pytest.raises(CheckpointError, match="it is not the list of files"):
+        load_model(model)
+
+
+def test_what_the_manifest_does_not_list_is_not_read(model: Path) -> None:
+    weights = (model / WEIGHTS).read_bytes()
+    listed = {path.name: path.read_bytes() for path in model.iterdir() if path.name not in (MANIFEST, WEIGHTS)}
+    write_directory(model, listed)
+    (model / WEIGHTS).write_bytes(weights)
+    with pytest.raises(CheckpointError, match=r"is no whole model: its manifest\.json lists no model\.safetensors"):
         load_model(model)
 
 
@@ -325,9 +345,9 @@ def test_a_directory_without_a_manifest_is_no_model(tmp_path: Path) -> None:
         ("more", r"tensor_of_nothing should have the shape None and has \(3,\)"),
         ("fewer", r"src_embedding\.weight should have the shape .* and has None"),
         ("no tensors", r"model\.safetensors is broken"),
-        ("no config", r"cannot read .*config\.toml"),
+        ("no config", r"is no whole model: its manifest\.json lists no config\.toml"),
         ("odd config", r"unknown key 'model\.d_modle'"),
-        ("no subwords", r"cannot read the subwords .*subwords\.src\.model"),
+        ("no subwords", r"is no whole model: its manifest\.json lists no subwords\.src\.model"),
     ],
 )
 def test_files_that_do_not_fit_each_other_are_named(

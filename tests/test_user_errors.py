@@ -6,6 +6,7 @@ import ast
 import fcntl
 import gzip
 import io
+import resource
 import shutil
 import sys
 import traceback
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import sentencepiece
 import torch
 
@@ -156,13 +158,14 @@ case("there is no line to evaluate.")(lambda at: evaluate([], []))
 
 case("there is no model directory DIR/no.")(lambda at: diglot.load(at.dir / "no"))
 case("DIR is not a model directory: it has no manifest.json.")(lambda at: diglot.load(at.dir))
-case("cannot read DIR/m/manifest.json: Is a directory.")(
+case("DIR/m/manifest.json is broken: it is a link, a directory or a device in place of a file.")(
     lambda at: [(at.dir / "m" / "manifest.json").mkdir(parents=True), diglot.load(at.dir / "m")]
 )
+case("cannot read DIR/a/manifest.json: Not a directory.")(lambda at: checkpoint.check_directory(file(at, "a")))
 case("DIR/other/manifest.json is broken: it is not the list of files that diglot writes.")(
     lambda at: with_manifest(at, b"{}")
 )
-case("DIR/other has format 9, written by diglot 7.0; diglot 0.1.0 reads up to format 1: install a newer one.")(
+case("DIR/other has format 9, written by diglot 7.0; diglot 0.1.0 reads up to format 2: install a newer one.")(
     lambda at: with_manifest(at, b'{"format": 9, "diglot": "7.0", "files": {}}')
 )
 case("DIR/other/manifest.json is broken: '../x' is not the plain name of a file.")(
@@ -187,8 +190,14 @@ case("DIR/broken/model.safetensors does not fit DIR/broken/config.toml: decoder.
         ),
     )
 )
-case("cannot read DIR/broken/model.safetensors: No such file or directory.")(
+case("DIR/broken is no whole model: its manifest.json lists no model.safetensors.")(
     lambda at: broken_model(at, lambda f: f.pop("model.safetensors"))
+)
+case("cannot read DIR/no.safetensors: No such file or directory.")(
+    lambda at: checkpoint.read_tensors(at.dir / "no.safetensors")
+)
+case("DIR/broken/model.safetensors does not fit DIR/broken/config.toml: it has 0 tensors for 2 layers.")(
+    lambda at: broken_model(at, lambda f: f.update({"model.safetensors": safetensors.torch.save({})}))
 )
 case("DIR/broken/model.safetensors is broken: ...")(
     lambda at: broken_model(at, lambda f: f.update({"model.safetensors": b"no"}))
@@ -196,7 +205,9 @@ case("DIR/broken/model.safetensors is broken: ...")(
 case("cannot write DIR/a/b: Not a directory. What was saved before is intact; make room or choose another place.")(
     lambda at: [file(at, "a"), checkpoint.write_directory(at.dir / "a" / "b", {})]
 )
-case("cannot write DIR/no/a: No such file or directory.")(lambda at: checkpoint.replace_file(at.dir / "no" / "a", b""))
+case("cannot write DIR/no/a: No such file or directory. What was saved before is intact; make room or choose ...")(
+    lambda at: checkpoint.replace_file(at.dir / "no" / "a", b"")
+)
 case("'nonsense' is neither a directory nor a preset (tiny, small, base, big).")(lambda at: info.describe("nonsense"))
 
 # ------------------------------------------------------------------- translating and scoring
@@ -253,7 +264,7 @@ case("nothing to train on: give --src and --tgt files, or --tsv (data.src, data.
 case("DIR/run holds other files (x); name a new or empty directory with --out.")(
     lambda at: [(at.dir / "run").mkdir(), file(at, "run/x"), trained(at)]
 )
-case("cannot write to DIR/run: File exists.")(lambda at: [file(at, "run"), trained(at)])
+case("cannot write to DIR/run: Not a directory.")(lambda at: [file(at, "run"), trained(at)])
 case("DIR/train.en is empty: there is nothing to train on.")(
     lambda at: [write_pairs(at.dir, "train", 0, 1), write_pairs(at.dir, "valid", 3, 1), trained(at)]
 )
@@ -279,6 +290,29 @@ def _(at: SimpleNamespace) -> None:
     trained(at)
     step = at.dir / "run" / "step-000001"
     checkpoint.write_directory(step, {p.name: p.read_bytes() for p in at.model.iterdir() if p.name != "manifest.json"})
+    trained(at)
+
+
+@case("cannot write the subwords to DIR/cache: File too large. Make room there, or let DIGLOT_CACHE name another ...")
+def _(at: SimpleNamespace) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIGLOT_CACHE", str(at.dir / "cache"))
+        recipe = small_recipe(at.dir, "run")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            train(recipe, quiet=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@case(
+    "no checkpoint of DIR/run is whole: DIR/run/step-000001/manifest.json is broken: it is not the list of files that "
+    "diglot writes. Nothing was begun anew over them: give back a copy, or begin a new run with another --out."
+)
+def _(at: SimpleNamespace) -> None:
+    trained(at)
+    (at.dir / "run" / "step-000001" / "manifest.json").write_bytes(b"")
     trained(at)
 
 

@@ -1,20 +1,24 @@
 """What is on disk, and that it survives.
 
 A directory is written under a temporary name: every file is flushed to the disk, a manifest with the sha256 of each
-comes last, then the directory is renamed. So a name that exists is whole, whenever the process was killed. Reading
-checks the manifest. There is nothing but safetensors, TOML, JSON and SentencePiece's own format: no pickle.
+and of itself comes last, then the directory is renamed. What it replaces is removed when the new name is on the disk.
+So a name that exists is whole, whenever the process was killed or the power failed. Reading checks the manifest, and
+reads what it lists alone. There is nothing but safetensors, TOML, JSON and SentencePiece's own format: no pickle.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +33,11 @@ from diglot.errors import CheckpointError
 from diglot.model import Transformer
 from diglot.subwords import Subwords, load_subwords
 
-FORMAT = 1
+FORMAT = 2  # 1 had a manifest without a seal
 MANIFEST = "manifest.json"
+LONGEST_MANIFEST = 1 << 20
+SEAL = b',\n "sha256": '
+CONFIG = "config.toml"
 WEIGHTS = "model.safetensors"
 TEMPORARY = ".writing-"
 PLAIN_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
@@ -52,27 +59,37 @@ class StoredModel:
 
 def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
     """Write all files as the directory `path`, or nothing; what stood there is replaced at the end."""
-    new = path.with_name(TEMPORARY + path.name)
+    new, old = path.with_name(TEMPORARY + path.name), replaced(path)
     try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        listed: dict[str, Any] = {}
-        for name, content in files.items():
-            write_file(new / name, content)
-            listed[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        manifest = {"format": FORMAT, "diglot": diglot.__version__, "files": listed}
-        write_file(new / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-        sync_directory(new)
-        old = replaced(path)
-        if path.exists():  # a directory cannot be renamed over another
+        with writing(path):
+            make_directory(path.parent)
+            discard(new)
+            new.mkdir()
+            listed: dict[str, Any] = {}
+            for name, content in files.items():
+                write_file(new / name, content)
+                listed[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            write_file(new / MANIFEST, manifest_of(listed))
+            sync_directory(new)
+            if path.exists():  # a directory cannot be renamed over another
+                discard(old)
+                path.rename(old)
+            new.rename(path)
+            sync_directory(path.parent)
             shutil.rmtree(old, ignore_errors=True)
-            path.rename(old)
-        new.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-        sync_directory(path.parent)
-    except OSError as error:
+    except CheckpointError:
         shutil.rmtree(new, ignore_errors=True)
-        put_back(path)
+        with contextlib.suppress(OSError):  # on a disk that fails; then the next start puts it back
+            put_back(path)
+        raise
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Tell a full or failing disk in one sentence."""
+    try:
+        yield
+    except OSError as error:
         raise CheckpointError(
             f"cannot write {path}: {error.strerror}. What was saved before is intact; "
             "make room or choose another place."
@@ -91,6 +108,24 @@ def put_back(path: Path) -> None:
         old.rename(path)
 
 
+def discard(path: Path) -> None:
+    """Remove what bears a temporary name, once it is on the disk that nothing else bears it: else the power may fail
+    when files of a directory are gone and its old name is not."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        sync_directory(path.parent)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, and have their names on the disk."""
+    if not path.exists():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write a file and have it on the disk."""
     with path.open("wb") as file:
@@ -103,12 +138,14 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that its name holds either what it held or all of the new."""
     new = path.with_name(TEMPORARY + path.name)
     try:
-        write_file(new, content)
-        new.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error.strerror}.") from None
+        with writing(path):
+            write_file(new, content)
+            new.replace(path)
+            sync_directory(path.parent)
+    except CheckpointError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 def sync_directory(path: Path) -> None:
@@ -125,19 +162,38 @@ def sweep(directory: Path) -> None:
     for old in directory.glob(TEMPORARY + "*-old"):
         put_back(directory / old.name.removeprefix(TEMPORARY).removesuffix("-old"))
     for path in directory.glob(TEMPORARY + "*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        discard(path)
+
+
+def manifest_of(files: Mapping[str, Any]) -> bytes:
+    """The list of files, sealed."""
+    listed = {"format": FORMAT, "diglot": diglot.__version__, "files": files}
+    return seal(json.dumps(listed, indent=1).encode().removesuffix(b"\n}"))
+
+
+def seal(listed: bytes) -> bytes:
+    """With a last line that holds the hash of all before it: no bit of a manifest can change unseen either."""
+    return listed + SEAL + f'"{hashlib.sha256(listed).hexdigest()}"\n}}\n'.encode()
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open what is a file itself: a link may lead anywhere, and a pipe may never answer."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise CheckpointError(f"{path} is broken: it is a link, a directory or a device in place of a file.")
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
 def check_directory(path: Path) -> dict[str, Any]:
     """Compare every file with the manifest, and return the manifest."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        with open_file(path / MANIFEST) as file:
+            content = file.read(LONGEST_MANIFEST)
+        manifest = json.loads(content)
         files = cast("dict[str, dict[str, Any]]", manifest["files"])
         number = int(manifest["format"])
         expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+        if number < 1 or (1 < number <= FORMAT and content != seal(content.rpartition(SEAL)[0])):
+            raise ValueError
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a model directory: it has no {MANIFEST}.") from None
     except OSError as error:
@@ -153,9 +209,8 @@ def check_directory(path: Path) -> dict[str, Any]:
         if not PLAIN_NAME.fullmatch(name):
             raise CheckpointError(f"{path / MANIFEST} is broken: '{name}' is not the plain name of a file.")
         try:
-            with (path / name).open("rb") as file:
-                info = os.lstat(path / name)
-                whole = stat.S_ISREG(info.st_mode) and info.st_size == size
+            with open_file(path / name) as file:
+                whole = os.fstat(file.fileno()).st_size == size
                 whole = whole and hashlib.file_digest(file, "sha256").hexdigest() == digest
         except OSError as error:
             raise CheckpointError(f"cannot read {path / name}: {error.strerror}.") from None
@@ -172,7 +227,7 @@ def model_files(
 ) -> dict[str, bytes]:
     """The files of a model directory."""
     files = {
-        "config.toml": to_toml(spec).encode(),
+        CONFIG: to_toml(spec).encode(),
         WEIGHTS: safetensors.torch.save({name: t.detach().contiguous().cpu() for name, t in weights.items()}),
         "README.md": card.encode(),
     }
@@ -198,34 +253,46 @@ def find_model(path: Path) -> Path:
 
 
 def load_model(path: Path) -> StoredModel:
-    """Read and check a model directory."""
+    """Read and check a model directory; what its manifest does not list is not read."""
     path = find_model(path)
-    check_directory(path)
-    spec = from_dict(ModelSpec, read_toml(path / "config.toml"), str(path / "config.toml"))
-    if (path / "subwords.model").exists():
-        src_subwords = tgt_subwords = load_subwords(path / "subwords.model")
-    else:
-        src_subwords = load_subwords(path / "subwords.src.model")
-        tgt_subwords = load_subwords(path / "subwords.tgt.model")
+    files = check_directory(path)["files"]
+    sides = ["subwords.model"] if "subwords.model" in files else ["subwords.src.model", "subwords.tgt.model"]
+    for name in (CONFIG, WEIGHTS, *sides):
+        if name not in files:
+            raise CheckpointError(f"{path} is no whole model: its {MANIFEST} lists no {name}.")
+    spec = from_dict(ModelSpec, read_toml(path / CONFIG), str(path / CONFIG))
+    src_subwords = load_subwords(path / sides[0])
+    tgt_subwords = load_subwords(path / sides[1]) if len(sides) > 1 else src_subwords
     if spec.model.tie == "all" and src_subwords != tgt_subwords:
         raise CheckpointError(
-            f"{path / 'config.toml'} shares one matrix between the languages (tie = 'all'), "
-            "but there are two vocabularies."
+            f"{path / CONFIG} shares one matrix between the languages (tie = 'all'), but there are two vocabularies."
         )
-    with torch.device("meta"):  # no time for weights that are replaced at once
-        shell = Transformer(spec.model, src_subwords.num_pieces, tgt_subwords.num_pieces)
-    expected = {name: tuple(parameter.shape) for name, parameter in shell.named_parameters()}
     weights = read_tensors(path / WEIGHTS)
+    check_shapes(path, spec, weights, src_subwords.num_pieces, tgt_subwords.num_pieces)
+    model = Transformer(spec.model, src_subwords.num_pieces, tgt_subwords.num_pieces)
+    put_weights(model, weights)
+    return StoredModel(path, spec, model, src_subwords, tgt_subwords)
+
+
+def check_shapes(
+    path: Path, spec: ModelSpec, weights: Mapping[str, Tensor], num_src_pieces: int, num_tgt_pieces: int
+) -> None:
+    """Compare weights with the network of a configuration, before any memory is asked for on its word."""
+    num_layers = spec.model.num_encoder_layers + spec.model.num_decoder_layers
+    if num_layers > len(weights):
+        raise CheckpointError(
+            f"{path / WEIGHTS} does not fit {path / CONFIG}: it has {len(weights):,} tensors for {num_layers:,} layers."
+        )
+    with torch.device("meta"):
+        shell = Transformer(spec.model, num_src_pieces, num_tgt_pieces)
+    expected = {name: tuple(parameter.shape) for name, parameter in shell.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise CheckpointError(
-                f"{path / WEIGHTS} does not fit {path / 'config.toml'}: {name} should have the shape "
+                f"{path / WEIGHTS} does not fit {path / CONFIG}: {name} should have the shape "
                 f"{expected.get(name)} and has {found.get(name)}."
             )
-    model = Transformer(spec.model, src_subwords.num_pieces, tgt_subwords.num_pieces)
-    put_weights(model, weights)
-    return StoredModel(path, spec, model, src_subwords, tgt_subwords)
 
 
 def put_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
@@ -293,11 +360,13 @@ def set_aside(run: Path, newest: Path | None) -> None:
 
 
 def link_best(run: Path, step: Path) -> None:
-    """Let `best` name a checkpoint."""
+    """Let `best` name a checkpoint; that it does is on the disk before what it named may go."""
     new = run / (TEMPORARY + "best")
-    new.unlink(missing_ok=True)
-    new.symlink_to(step.name)
-    new.replace(run / "best")
+    with writing(run / "best"):
+        new.unlink(missing_ok=True)
+        new.symlink_to(step.name)
+        new.replace(run / "best")
+        sync_directory(run)
 
 
 def prune(run: Path, keep: set[str], newest: int) -> None:
@@ -305,5 +374,6 @@ def prune(run: Path, keep: set[str], newest: int) -> None:
     for path in list_steps(run)[:-newest]:
         if path.name not in keep:
             doomed = path.with_name(TEMPORARY + path.name)
-            path.rename(doomed)  # so that no half-removed directory bears its name
-            shutil.rmtree(doomed, ignore_errors=True)
+            with writing(run):
+                path.rename(doomed)  # so that no half-removed directory bears its name
+                discard(doomed)

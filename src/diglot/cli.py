@@ -389,12 +389,17 @@ def format_translation(found: Translation, number: int, as_json: bool) -> str:
     return "".join(f"{number}\t{one.score:.4f}\t{one.text}\n" for one in (found, *found.others))
 
 
+def on_one_line(text: str) -> str:
+    """What a message quotes of a stranger's files moves no cursor and begins no line."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def main() -> None:
     """The command `diglot`."""
     try:
         app()
     except DiglotError as error:
-        print(f"diglot: {error}", file=sys.stderr)
+        print(f"diglot: {on_one_line(str(error))}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as end:
         print(f"diglot: {end}", file=sys.stderr)

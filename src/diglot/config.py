@@ -35,18 +35,18 @@ def option(
 class ModelConfig:
     """The network, section 3 and Table 3 of the paper."""
 
-    d_model: int = option(512, "width of the network", low=2)
-    d_ff: int = option(2048, "inner width of the feed-forward layers", low=1)
-    num_heads: int = option(8, "attention heads", low=1)
-    d_k: int = option(0, "width of a query and key in one head; 0: d_model / num_heads", low=0)
-    num_encoder_layers: int = option(6, "layers of the encoder", low=1)
-    num_decoder_layers: int = option(6, "layers of the decoder", low=1)
+    d_model: int = option(512, "width of the network", low=2, high=1 << 16)
+    d_ff: int = option(2048, "inner width of the feed-forward layers", low=1, high=1 << 20)
+    num_heads: int = option(8, "attention heads", low=1, high=1 << 16)
+    d_k: int = option(0, "width of a query and key in one head; 0: d_model / num_heads", low=0, high=1 << 16)
+    num_encoder_layers: int = option(6, "layers of the encoder", low=1, high=1000)
+    num_decoder_layers: int = option(6, "layers of the decoder", low=1, high=1000)
     dropout: float = option(0.1, "dropout of each sub-layer's output and of the embeddings", low=0, high=0.95)
     attention_dropout: float = option(0.0, "dropout of the attention weights", low=0, high=0.95)
     ffn_dropout: float = option(0.0, "dropout inside the feed-forward layers", low=0, high=0.95)
     norm: str = option("post", "layer norm after each residual sum, or before each sub-layer", choices=("post", "pre"))
     positions: str = option("sinusoidal", "how positions are told", choices=("sinusoidal", "learned"))
-    max_positions: int = option(1024, "positions that learned positions can tell apart", low=1)
+    max_positions: int = option(1024, "positions that learned positions can tell apart", low=1, high=1 << 16)
     tie: str = option(
         "all", "one matrix for both embeddings and the output, for target and output, or none shared",
         choices=("all", "output", "none"),
@@ -367,7 +367,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, numbers too long, tables too deep
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 

@@ -6,6 +6,7 @@ step-000500/ (a model directory, with training.safetensors and state.json) · be
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -84,7 +85,7 @@ def in_use(run: Path, recipe: Recipe) -> Generator[None]:
     if not recipe.train.out:
         raise ConfigError("where to? Name the run directory: --out runs/NAME, or train.out in the recipe.")
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        checkpoint.make_directory(run)
         foreign = sorted(
             path.name
             for path in run.iterdir()
@@ -198,8 +199,9 @@ class Log:
         if not self.is_kept:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self.file.write(json.dumps({"update": update, **finite}) + "\n")
-        self.file.flush()
+        with checkpoint.writing(self.path):
+            self.file.write(json.dumps({"update": update, **finite}) + "\n")
+            self.file.flush()
         if self.board is not None:
             for name, value in finite.items():
                 if isinstance(value, int | float):
@@ -210,7 +212,8 @@ class Log:
 
     def __exit__(self, *error: object) -> None:
         if self.is_kept:
-            self.file.close()
+            with contextlib.suppress(OSError):  # of a line that could not be written; that was told
+                self.file.close()
         if self.board is not None:
             self.board.close()
 
@@ -245,7 +248,7 @@ def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fi
         state = TrainingState(**json.loads((path / STATE).read_bytes()))
         moments = checkpoint.read_tensors(path / MOMENTS)
         steps = moments["step"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise CheckpointError(
             f"{path} is no checkpoint to go on from: its training state is missing or broken."
         ) from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from diglot.checkpoint import StoredModel
+from diglot.checkpoint import StoredModel, write_file, writing
 from diglot.config import Recipe
 from diglot.corpus import Corpus, PairFile, cache_directory, index_corpus, lines_to_learn_from, open_pairs
 from diglot.errors import TextError, TrainingError
@@ -38,7 +38,7 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
     files = open_pairs(data.src, data.tgt, data.tsv, cache)
     src_subwords, tgt_subwords = get_subwords(recipe, start, files, cache, reporter)
     path = run / "dropped.tsv" if job.world.is_first else Path(os.devnull)
-    with path.open("w", encoding="utf-8") as drops:
+    with writing(path), path.open("w", encoding="utf-8") as drops:
         corpus = index_corpus(files, src_subwords, tgt_subwords, data, drops, reporter.bar, cache)
         num_lines = len(corpus) + sum(corpus.dropped.values())
         if data.valid_src or data.valid_tsv:
@@ -139,9 +139,13 @@ def learn_once(
         subwords = learn(lines_to_learn_from(files, *sides), config.size, config.type)
     if subwords.num_pieces < config.size:
         reporter.say(f"The text holds {subwords.num_pieces:,} subwords, fewer than the {config.size:,} asked for.")
-    with tempfile.NamedTemporaryFile(dir=cache, prefix=".subwords-", delete=False) as new:
-        new.write(subwords.proto)
-        new.flush()
-        os.fsync(new.fileno())
-    Path(new.name).replace(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".subwords-", dir=cache) as new:
+            write_file(Path(new) / path.name, subwords.proto)
+            (Path(new) / path.name).replace(path)
+    except OSError as error:
+        raise TextError(
+            f"cannot write the subwords to {cache}: {error.strerror}. Make room there, or let DIGLOT_CACHE name "
+            "another directory."
+        ) from None
     return subwords

@@ -30,7 +30,7 @@ from diglot.batching import num_updates_of_epoch
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe, TrainConfig, to_toml
 from diglot.corpus import Corpus
-from diglot.errors import Interrupted, TrainingError
+from diglot.errors import CheckpointError, Interrupted, TrainingError
 from diglot.loader import IDLE, Place, Update, UpdateReader, read_updates
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
@@ -170,11 +170,17 @@ def num_cores() -> int:
 
 
 def find_resumed(job: Job) -> StoredModel | None:
-    """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said."""
+    """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said. If all are broken,
+    nothing is begun over them."""
     newest, complaints = checkpoint.newest_step(job.run)
     job.world.gather(None)  # all have looked before anything is moved
+    if complaints and not newest:
+        raise CheckpointError(
+            f"no checkpoint of {job.run} is whole: {complaints[0]} Nothing was begun anew over them: give back a copy, "
+            "or begin a new run with another --out."
+        )
     for complaint in complaints:
-        job.reporter.say(f"warning: {complaint} Falling back to {newest or 'the beginning'}.")
+        job.reporter.say(f"warning: {complaint} Falling back to {newest}.")
     if job.world.is_first:
         checkpoint.sweep(job.run)
         checkpoint.set_aside(job.run, newest)
@@ -281,7 +287,7 @@ def count(
     state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
     path = job.run / "skipped.tsv"
     if job.world.is_first:
-        with path.open("a", encoding="utf-8") as lines:
+        with checkpoint.writing(path), path.open("a", encoding="utf-8") as lines:
             lines.writelines(f"{state.update}\t{corpus.where(row)}\n" for row in place.rows.tolist())
     job.reporter.say(
         f"update {state.update:,} is skipped: its loss is {sums.loss}, the norm of its gradient {norm}. {path} names "

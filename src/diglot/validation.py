@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import diglot
 from diglot import checkpoint
 from diglot.checkpoint import StoredModel
@@ -109,20 +111,22 @@ def finish(
     """6.1: average the last checkpoints. The last, the best and the average are scored, and the winner is the model.
     None, if a signal was caught before the end."""
     run, reporter = job.run, job.reporter
-    steps: list[Path] = []
-    for update in state.validated[-job.recipe.train.average :]:
+    last = state.validated[-job.recipe.train.average :]
+    whole: dict[int, Path] = {}
+    for update in sorted({*last, state.best_update}):
+        step = checkpoint.step_path(run, update)
         try:
-            checkpoint.check_directory(checkpoint.step_path(run, update))
-            steps.append(checkpoint.step_path(run, update))
+            checkpoint.check_directory(step)
+            whole[update] = step
         except checkpoint.CheckpointError as error:
-            reporter.say(f"warning: {error} It is left out of the average.")
-    best = checkpoint.step_path(run, state.best_update)
-    averaged = checkpoint.average_weights(steps)
-    candidates = {
-        f"average of the last {len(steps)}": averaged,
-        f"best (update {state.best_update:,})": checkpoint.read_tensors(best / checkpoint.WEIGHTS),
-        f"last (update {state.update:,})": checkpoint.read_tensors(steps[-1] / checkpoint.WEIGHTS),
-    }
+            reporter.say(f"warning: {error} It is left out of the final model.")
+    candidates: dict[str, dict[str, Tensor]] = {}
+    if steps := [whole[update] for update in last if update in whole]:
+        candidates[f"average of the last {len(steps)}"] = checkpoint.average_weights(steps)
+    if best := whole.get(state.best_update):
+        candidates[f"best (update {state.best_update:,})"] = checkpoint.read_tensors(best / checkpoint.WEIGHTS)
+    in_memory = {name: weight.clone() for name, weight in checkpoint.weights_of(stored.model).items()}
+    candidates[f"last (update {state.update:,})"] = in_memory
     scores: dict[str, dict[str, Any]] = {}
     for name, weights in candidates.items():
         checkpoint.put_weights(stored.model, weights)
