@@ -126,10 +126,11 @@ def train(
     if print_recipe:
         print(to_toml(resolved, comments=True), end="")
         return
+    from diglot.parallel import is_first_rank
     from diglot.training import train as run_training
 
     summary = run_training(resolved, changed=changed, quiet=quiet)
-    if json_:
+    if json_ and is_first_rank():
         print(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
 
 
@@ -389,15 +390,25 @@ def format_translation(found: Translation, number: int, as_json: bool) -> str:
     return "".join(f"{number}\t{one.score:.4f}\t{one.text}\n" for one in (found, *found.others))
 
 
+def say(error: Exception) -> None:
+    """Print an error; under torchrun so that it is read once."""
+    if "WORLD_SIZE" not in os.environ:
+        print(f"diglot: {error}", file=sys.stderr)
+        return
+    from diglot.pulse import complain
+
+    complain(error)
+
+
 def main() -> None:
     """The command `diglot`."""
     try:
         app()
     except DiglotError as error:
-        print(f"diglot: {error}", file=sys.stderr)
+        say(error)
         sys.exit(1)
     except Interrupted as end:
-        print(f"diglot: {end}", file=sys.stderr)
+        say(end)
         sys.exit(128 + end.signal_number)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -405,5 +416,5 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # a full disk, most often
-        print(f"diglot: cannot read or write {error.filename or 'a file'}: {error.strerror}.", file=sys.stderr)
+        say(DiglotError(f"cannot read or write {error.filename or 'a file'}: {error.strerror}."))
         sys.exit(1)

@@ -24,6 +24,14 @@ class TrainingError(DiglotError):
     """Training cannot go on."""
 
 
+class RankError(TrainingError):
+    """Another rank failed, the message being its own, or was lost."""
+
+    def __init__(self, message: str, rank: int | None = None):
+        super().__init__(message)
+        self.rank = rank  # that failed
+
+
 class Interrupted(Exception):  # noqa: N818
     """A signal asked for an end, and all is saved; the message says how to go on."""
 
