@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -95,8 +94,8 @@ def join(device: str, timeout: float) -> Generator[World]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
-    store, rank, size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
-    store, pulse = meet(store, rank, size, timeout)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, pulse = meet(rank, size, timeout)
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     world = World(rank, size, local_rank, local_size, pulse)
     pulse.start()
@@ -105,14 +104,16 @@ def join(device: str, timeout: float) -> Generator[World]:
             world = dataclasses.replace(world, patient=connect(world, store, device, timeout))
         yield world
         world.wait_for_all()
+        pulse.is_over = True
     except (Interrupted, RankError):  # which all ranks know of
         raise
     except Exception as error:
         pulse.tell(error)
         raise
     finally:
-        pulse.is_over = True
-    dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pulse.is_over = True  # after an error not before, for NCCL may wait in vain here too
 
 
 def connect(world: World, store: Store, device: str, timeout: float) -> Any:

@@ -21,7 +21,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from diglot.errors import DiglotError, RankError
 
@@ -118,37 +120,38 @@ class Pulse(threading.Thread):
             os._exit(1)
 
 
-def meet(store: Store, rank: int, size: int, timeout: float) -> tuple[Store, Pulse]:
+def meet(rank: int, size: int, timeout: float) -> tuple[Store, Pulse]:
     """The part of torchrun's store that belongs to these processes alone, and a pulse in it.
 
     That store outlives a restart, and with it the addresses of ranks that are no more, to which gloo would connect; and
     machines do not count restarts alike. So each process gives itself a name, and rank 0 says which belong together.
     """
     own, end = uuid.uuid4().hex, time.monotonic() + timeout
-    store.set(f"diglot/{rank}", own)
     names: list[str] = []
     pulse: Pulse | None = None
-    missing = list(range(size))
-    while time.monotonic() < end:
-        if rank == 0:
-            here = [
-                store.get(key).decode() if store.check([key]) else "" for key in (f"diglot/{i}" for i in range(size))
-            ]
-            if here != names:
-                store.set("diglot/names", json.dumps(here))
-        if store.check(["diglot/names"]):
-            names = json.loads(store.get("diglot/names"))
-        if names[rank : rank + 1] == [own]:
-            ours = PrefixStore(f"diglot/{names[0]}", store)
-            pulse = pulse or Pulse(ours, rank, size, timeout)
-            missing = [other for other in range(size) if not ours.check([f"pulse/{other}"])]
-            if not missing:
-                return ours, pulse
-        time.sleep(BEAT / 20)
-    named = ", ".join(str(other) for other in missing if other != rank) or "0"
+    missing = [other for other in range(size) if other != rank]
+    with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        store.set(f"diglot/{rank}", own)
+        while time.monotonic() < end:
+            if rank == 0:
+                keys = [f"diglot/{other}" for other in range(size)]
+                here = [store.get(key).decode() if store.check([key]) else "" for key in keys]
+                if here != names:
+                    store.set("diglot/names", json.dumps(here))
+            if store.check(["diglot/names"]):
+                names = json.loads(store.get("diglot/names"))
+            if names[rank : rank + 1] == [own]:
+                ours = PrefixStore(f"diglot/{names[0]}", store)
+                pulse = pulse or Pulse(ours, rank, size, timeout)
+                missing = [other for other in range(size) if not ours.check([f"pulse/{other}"])]
+                if not missing:
+                    return ours, pulse
+            time.sleep(BEAT / 20)
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     raise RankError(
-        f"rank {named} did not come within {timeout:.0f} s (train.rank_timeout): was it started, and does it "
-        f"reach {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}?"
+        f"rank {', '.join(str(other) for other in missing)} did not come within {timeout:.0f} s (train.rank_timeout): "
+        f"was it started, and does every machine reach {where}?"
     )
 
 
