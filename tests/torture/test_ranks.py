@@ -430,7 +430,7 @@ def test_training_goes_on_within_a_minute_when_a_machine_is_lost(
 ):
     if not torture.is_full:
         pytest.skip("in full alone")
-    num = 400
+    num = 200
     words = (f"train.max_updates={num}", "train.valid_every=50", f"train.rank_timeout={TIMEOUT}")
     (tmp_path / "recipe.toml").write_text(to_toml(small_recipe(tmp_path, "run", *words)))
     environment = {"DIGLOT_CACHE": str(tmp_path / "cache"), "GLOO_SOCKET_IFNAME": "cable"}
