@@ -6,8 +6,11 @@ import ast
 import fcntl
 import gzip
 import io
+import os
 import resource
 import shutil
+import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,7 +24,7 @@ import torch
 
 import diglot
 from diglot import checkpoint, cli, demo, info, subwords
-from diglot.config import Recipe, load_recipe, update_section
+from diglot.config import Recipe, load_recipe, to_toml, update_section
 from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
 from diglot.errors import DiglotError
 from diglot.evaluate import evaluate
@@ -29,7 +32,7 @@ from diglot.training import train
 from training_runs import small_recipe, write_pairs
 
 SOURCE = Path(diglot.__file__).parent
-OURS = {"ConfigError", "TextError", "CheckpointError", "TrainingError", "_not_utf8"}
+OURS = {"ConfigError", "TextError", "CheckpointError", "TrainingError", "RankError", "_not_utf8"}
 CASES: list[tuple[str, Callable[[SimpleNamespace], object]]] = []
 
 
@@ -76,6 +79,30 @@ def run_cli(*words: str) -> None:
 
 def trained(at: SimpleNamespace, *words: str) -> object:
     return train(small_recipe(at.dir, "run", "train.max_updates=1", "train.valid_every=1", *words), quiet=True)
+
+
+def beside_another_rank(at: SimpleNamespace, *words: str, own: tuple[str, ...] = ()) -> object:
+    """Train as the first of two ranks; the other one is a process of its own, in another directory, whose recipe has
+    other `words` than our `own`."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    ranks = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    (at.dir / "other").mkdir(exist_ok=True)
+    recipe = file(at, "other.toml", to_toml(small_recipe(at.dir, "run", *words)).encode())
+    command = [sys.executable, "-m", "diglot", "train", str(recipe)]
+    with (
+        subprocess.Popen(
+            command, env=os.environ | ranks | {"RANK": "1"}, stderr=subprocess.DEVNULL, cwd=at.dir / "other"
+        ) as other,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in (ranks | {"RANK": "0"}).items():
+            patch.setenv(name, value)
+        try:
+            patch.chdir(at.dir)
+            return train(small_recipe(at.dir, "run", *own), quiet=True)
+        finally:
+            other.kill()
 
 
 # ------------------------------------------------------------------- recipes and options
@@ -329,6 +356,32 @@ def _(at: SimpleNamespace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch.utils.tensorboard", None)
         trained(at, "train.tensorboard=true")
+
+
+# ------------------------------------------------------------------- ranks
+
+
+case("rank 1 has another recipe than rank 0: train.seed is 2 and not 1. Give all ranks the same recipe, and say ...")(
+    lambda at: beside_another_rank(at, "train.seed=2")
+)
+
+
+@case("rank 1 has other text to train on than rank 0: give all machines the same files, and subwords that were ...")
+def _(at: SimpleNamespace) -> None:
+    write_pairs(at.dir / "other", "train", 200, seed=7)
+    same = ("data.src=train.en", "data.tgt=train.de", f"subwords.model={at.model}/subwords.model")
+    beside_another_rank(at, *same, own=same)
+
+
+@case("rank 1 did not come within 1 s (train.rank_timeout): was it started, and does every machine ...")
+def _(at: SimpleNamespace) -> None:
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+        found.close()
+        names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in names.items():
+            patch.setenv(name, value)
+        trained(at, "train.rank_timeout=1")
 
 
 # ------------------------------------------------------------------- the test

@@ -19,7 +19,7 @@ import typer
 
 import diglot
 from diglot.config import PRESETS, load_recipe, to_toml
-from diglot.errors import ConfigError, DiglotError, Interrupted, TextError
+from diglot.errors import ConfigError, DiglotError, Interrupted, TextError, on_one_line
 
 if TYPE_CHECKING:
     from diglot.translator import Translation
@@ -126,10 +126,11 @@ def train(
     if print_recipe:
         print(to_toml(resolved, comments=True), end="")
         return
+    from diglot.parallel import is_first_rank
     from diglot.training import train as run_training
 
     summary = run_training(resolved, changed=changed, quiet=quiet)
-    if json_:
+    if json_ and is_first_rank():
         print(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
 
 
@@ -389,9 +390,14 @@ def format_translation(found: Translation, number: int, as_json: bool) -> str:
     return "".join(f"{number}\t{one.score:.4f}\t{one.text}\n" for one in (found, *found.others))
 
 
-def on_one_line(text: str) -> str:
-    """What a message quotes of a stranger's files moves no cursor and begins no line."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def say(error: Exception) -> None:
+    """Print an error; under torchrun so that it is read once."""
+    if "WORLD_SIZE" not in os.environ:
+        print(f"diglot: {on_one_line(str(error))}", file=sys.stderr)
+        return
+    from diglot.pulse import complain
+
+    complain(error)
 
 
 def main() -> None:
@@ -399,10 +405,10 @@ def main() -> None:
     try:
         app()
     except DiglotError as error:
-        print(f"diglot: {on_one_line(str(error))}", file=sys.stderr)
+        say(error)
         sys.exit(1)
     except Interrupted as end:
-        print(f"diglot: {end}", file=sys.stderr)
+        say(end)
         sys.exit(128 + end.signal_number)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -410,5 +416,5 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # a full disk, most often
-        print(f"diglot: cannot read or write {error.filename or 'a file'}: {error.strerror}.", file=sys.stderr)
+        say(DiglotError(f"cannot read or write {error.filename or 'a file'}: {error.strerror}."))
         sys.exit(1)

@@ -24,9 +24,22 @@ class TrainingError(DiglotError):
     """Training cannot go on."""
 
 
+class RankError(TrainingError):
+    """Another rank failed, the message being its own, or was lost."""
+
+    def __init__(self, message: str, rank: int | None = None):
+        super().__init__(message)
+        self.rank = rank  # that failed
+
+
 class Interrupted(Exception):  # noqa: N818
     """A signal asked for an end, and all is saved; the message says how to go on."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
         self.signal_number = signal_number
+
+
+def on_one_line(text: str) -> str:
+    """What a message quotes of a stranger's files moves no cursor and begins no line."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

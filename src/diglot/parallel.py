@@ -2,32 +2,35 @@
 
 `torchrun` starts them and tells each its rank. Every rank takes its share of each update; DDP, or FSDP2, adds the
 gradients up, over NCCL where there are GPUs. Numbers and words are exchanged over gloo, on the CPU. One process is a
-world of one: it runs the same code, and nothing is sent.
+world of one: it runs the same code, and nothing is sent. What ends one rank ends them all (`pulse.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
-import time
+import warnings
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from diglot.errors import TrainingError
+from diglot.errors import Interrupted, RankError
 from diglot.model import Transformer
+from diglot.pulse import SECONDS_TO_END, Pulse, meet
 
-SECONDS_TO_ANSWER = 3.0  # in which whoever lost a rank tells the others that it is not itself the lost one
+PATIENCE = datetime.timedelta(days=365)  # where the work of one rank may take its time: its pulse tells that it lives
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0  # on its machine
-    timeout: float = 600.0
+    local_size: int = 1  # ranks on its machine
+    pulse: Pulse | None = None
+    patient: Any = None  # the same ranks, for waits without an end
 
     @property
     def is_first(self) -> bool:
@@ -57,50 +62,78 @@ class World:
             dist.all_gather(heard, nn.functional.pad(said, (0, longest - len(said))))
         return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in zip(heard, lengths, strict=True)]
 
+    def wait_for_all(self) -> None:
+        """Go on when every rank is here, however long its work takes."""
+        if self.size > 1:
+            with self.naming_the_lost():
+                dist.all_reduce(torch.zeros(1), group=self.patient)
+
     @contextmanager
     def first_goes_ahead(self) -> Generator[None]:
         """The block runs on the first rank of each machine, then on the others: what it makes they find made."""
         if self.local_rank > 0:
-            self.gather(None)
+            self.wait_for_all()
         yield
         if self.local_rank == 0:
-            self.gather(None)
+            self.wait_for_all()
 
     @contextmanager
     def naming_the_lost(self) -> Generator[None]:
-        """Turn what a lost rank causes in the others into a sentence that names it."""
+        """Turn what the loss of a rank causes in the others into a sentence that names it."""
         try:
             yield
         except RuntimeError as error:
-            if self.size == 1 or is_out_of_memory(error):
+            if self.pulse is None or not is_broken_line(error):
                 raise
-            store = cast("Any", dist.distributed_c10d)._get_default_store()
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            names = [f"diglot-{attempt}-waits-{rank}" for rank in range(self.size)]
-            store.set(names[self.rank], "1")
-            time.sleep(SECONDS_TO_ANSWER)
-            lost = ", ".join(str(rank) for rank, name in enumerate(names) if not store.check([name])) or "unknown"
-            raise TrainingError(
-                f"rank {lost} was lost: it ended, or did not answer rank {self.rank} within {self.timeout:.0f} s "
-                f"(train.rank_timeout). Start the run again; it goes on from its newest checkpoint. ({error})"
-            ) from None
+            raise self.pulse.why() from None
 
 
 @contextmanager
 def join(device: str, timeout: float) -> Generator[World]:
     """Join the ranks that torchrun started; alone, a world of one."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if device == "cuda":
-        torch.cuda.set_device(local_rank)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, pulse = meet(rank, size, timeout)
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    world = World(rank, size, local_rank, local_size, pulse)
+    pulse.start()
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, timeout)
+        with world.naming_the_lost():
+            world = dataclasses.replace(world, patient=connect(world, store, device, timeout))
+        yield world
+        world.wait_for_all()
+        pulse.is_over = True
+    except (Interrupted, RankError):  # which all ranks know of
+        raise
+    except Exception as error:
+        pulse.tell(error)
+        raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pulse.is_over = True  # after an error not before, for NCCL may wait in vain here too
+
+
+def connect(world: World, store: Store, device: str, timeout: float) -> Any:
+    """Every rank with every other; returned is the group for waits without an end."""
+    if device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    later = datetime.timedelta(seconds=timeout + SECONDS_TO_END)  # the pulse, which knows the name, comes first
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=later)
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one of all ranks that prints results."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_broken_line(error: RuntimeError) -> bool:
+    """Whether another rank cannot be reached: what gloo and NCCL raise then."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def parallelize(model: Transformer, world: World, strategy: str, device: str) -> nn.Module:
@@ -109,7 +142,9 @@ def parallelize(model: Transformer, world: World, strategy: str, device: str) ->
         return model
     if strategy == "ddp":
         ids = [world.local_rank] if device == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        with warnings.catch_warnings():  # what shall replace broadcast_buffers is not in torch 2.10
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
     mesh = init_device_mesh(device, (world.size,))
     for layer in (*model.encoder.layers, *model.decoder.layers):
         fully_shard(layer, mesh=mesh)

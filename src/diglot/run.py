@@ -24,7 +24,7 @@ from torch import Tensor
 
 from diglot import checkpoint
 from diglot.checkpoint import StoredModel
-from diglot.config import ModelConfig, Recipe, SubwordsConfig, differences, from_dict, read_toml
+from diglot.config import ModelConfig, Recipe, SubwordsConfig, differences, from_dict, read_toml, to_toml
 from diglot.errors import CheckpointError, ConfigError, TextError, TrainingError
 from diglot.model import Transformer
 from diglot.parallel import World, share_like, whole
@@ -167,6 +167,46 @@ def refuse_changes(run: Path, old: Recipe, new: Recipe, changed: frozenset[str])
             f"{run} was begun with another recipe: {listed}. Choose another --out, or go on with the change: "
             f"diglot train {shlex.quote(str(run))} {again}"
         )
+
+
+def check_same_recipe(job: Job) -> None:
+    """Refuse to train where ranks have different recipes, or run on different kinds of machines."""
+    own = dataclasses.asdict(job.recipe) | {"machine": {"device": job.device, "bf16": job.bf16}}
+    first, *others = (flat(each) for each in job.world.gather(own))
+    for rank, other in enumerate(others, 1):
+        differ = ", ".join(
+            f"{key} is {other[key]!r} and not {first[key]!r}" for key in first if other[key] != first[key]
+        )
+        if differ:
+            raise TrainingError(
+                f"rank {rank} has another recipe than rank 0: {differ}. Give all ranks the same recipe, and say in it "
+                "what their machines would choose differently (train.device, train.precision)."
+            )
+
+
+def flat(sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Section and key in one."""
+    return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def write_recipe(job: Job) -> None:
+    """Write the recipe of the run; every rank has to find it there."""
+    path, content = job.run / "config.toml", to_toml(job.recipe).encode()
+    if job.world.is_first:
+        checkpoint.replace_file(path, content)
+    job.world.gather(None)
+    is_found = job.world.is_first or (path.exists() and path.read_bytes() == content)
+    for rank, found in enumerate(job.world.gather(is_found)):
+        if not found:
+            raise not_shared(job, rank)
+
+
+def not_shared(job: Job, rank: int) -> TrainingError:
+    """What to say where the machines have each a run directory of their own."""
+    return TrainingError(
+        f"rank {rank} does not see what rank 0 writes to {job.run}: let train.out be a directory that all machines "
+        "share."
+    )
 
 
 class Log:

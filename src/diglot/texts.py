@@ -62,13 +62,20 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
 
 def check_alike(texts: Texts, world: World) -> None:
     """Refuse to go on where the ranks have not read the same text, or not learnt the same pieces."""
-    own = [hashlib.sha256(side.proto).hexdigest() for side in (texts.src_subwords, texts.tgt_subwords)]
-    own.append(texts.corpus.fingerprint())
-    for rank, other in enumerate(world.gather(own)):
-        if other != own:
+    own = {
+        name: hashlib.sha256(content).hexdigest()
+        for name, content in (
+            ("subwords", texts.src_subwords.proto + texts.tgt_subwords.proto),
+            ("text to train on", texts.corpus.fingerprint().encode()),
+            ("text to validate on", repr(texts.valid).encode()),
+        )
+    }
+    first, *others = world.gather(own)
+    for rank, other in enumerate(others, 1):
+        if differ := " and ".join(name for name in first if other[name] != first[name]):
             raise TrainingError(
-                f"rank {rank} and rank {world.rank} have read different text, or learnt different subwords from it: "
-                "give all machines the same files, and subwords learnt before (subwords.model)."
+                f"rank {rank} has other {differ} than rank 0: give all machines the same files, and subwords that were "
+                "learnt before (subwords.model)."
             )
 
 

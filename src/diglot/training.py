@@ -28,7 +28,7 @@ from torch import nn
 from diglot import checkpoint
 from diglot.batching import num_updates_of_epoch
 from diglot.checkpoint import StoredModel, load_model
-from diglot.config import ModelSpec, Recipe, TrainConfig, to_toml
+from diglot.config import ModelSpec, Recipe, TrainConfig
 from diglot.corpus import Corpus
 from diglot.errors import CheckpointError, Interrupted, TrainingError
 from diglot.loader import IDLE, Place, Update, UpdateReader, read_updates
@@ -37,7 +37,18 @@ from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
 from diglot.parallel import is_out_of_memory, is_shared_out, join, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
-from diglot.run import Job, Log, TrainingState, in_use, resolve, restore, save
+from diglot.run import (
+    Job,
+    Log,
+    TrainingState,
+    check_same_recipe,
+    in_use,
+    not_shared,
+    resolve,
+    restore,
+    save,
+    write_recipe,
+)
 from diglot.schedule import lrate, make_optimizer
 from diglot.texts import Texts, check_alike, read_texts
 from diglot.translator import choose_device
@@ -57,7 +68,8 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         reporter = Reporter(quiet or not world.is_first)
         recipe, init = resolve(recipe, changed)
         job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
-        torch.set_num_threads(recipe.train.threads or num_cores())
+        check_same_recipe(job)
+        torch.set_num_threads(recipe.train.threads or max(1, num_cores() // world.local_size))
         keep_freed_memory()
         repeat_exactly(device)
 
@@ -85,8 +97,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         if not state.micro_batch or "data.micro_batch" in changed:
             state.micro_batch = choose_micro_batch(job, network, model, reader)
         reader.micro_batch = state.micro_batch
-        if world.is_first:
-            checkpoint.replace_file(run / "config.toml", to_toml(recipe).encode())
+        write_recipe(job)
         say_what_begins(job, texts, model, state)
 
         # ---- updates
@@ -173,7 +184,9 @@ def find_resumed(job: Job) -> StoredModel | None:
     """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said. If all are broken,
     nothing is begun over them."""
     newest, complaints = checkpoint.newest_step(job.run)
-    job.world.gather(None)  # all have looked before anything is moved
+    for rank, name in enumerate(job.world.gather(newest and newest.name)):  # all look before anything is moved
+        if name != (newest and newest.name):
+            raise not_shared(job, rank)
     if complaints and not newest:
         raise CheckpointError(
             f"no checkpoint of {job.run} is whole: {complaints[0]} Nothing was begun anew over them: give back a copy, "
