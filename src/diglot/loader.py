@@ -6,11 +6,13 @@ nor of the ranks, of which each takes its share of the pairs.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,8 +116,9 @@ class UpdateReader(Dataset[Update]):
         num_src, num_tgt = (np.array([len(sequence) for sequence in side], np.int32) for side in (src, tgt))
         micros: list[MicroBatch] = []
         for chosen in micro_batches(np.arange(len(rows)), num_src, num_tgt, bound):
-            src_ids, src_lengths = pad([src[i] for i in chosen.tolist()], self.src_subwords.pad_id, LENGTHS)
-            tgt_ids, tgt_lengths = pad([tgt[i] for i in chosen.tolist()], self.tgt_subwords.pad_id, LENGTHS)
+            numbers: list[int] = chosen.tolist()
+            src_ids, src_lengths = pad([src[i] for i in numbers], self.src_subwords.pad_id, LENGTHS)
+            tgt_ids, tgt_lengths = pad([tgt[i] for i in numbers], self.tgt_subwords.pad_id, LENGTHS)
             micro = MicroBatch(src_ids, src_lengths, tgt_ids, tgt_lengths, keys[chosen])
             micros.append(micro.fill_up(bound))
         return Update(place, micros, int(num_tgt.sum()))
@@ -155,8 +158,14 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
     with warnings.catch_warnings():  # of a fork in a process with threads: a worker runs nothing of theirs
         warnings.simplefilter("ignore", DeprecationWarning)
         running = iter(loader)
+    yield from running
+
+
+@contextmanager
+def naming_a_killed_worker() -> Generator[None]:
+    """Around all that happens while workers read ahead: of one that is killed PyTorch tells wherever we then are."""
     try:
-        yield from running
+        yield
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -195,6 +204,8 @@ def as_it_is(update: Update) -> Update:
 
 
 def leave_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends with it."""
+    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends with it, and at once: it holds the lock of the
+    run and the connections to other ranks as well."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; where there are workers there is Linux
