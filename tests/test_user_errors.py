@@ -6,14 +6,21 @@ import ast
 import fcntl
 import gzip
 import io
+import json
+import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,8 +31,8 @@ import torch
 
 import diglot
 from diglot import checkpoint, cli, demo, info, subwords
-from diglot.config import Recipe, load_recipe, to_toml, update_section
-from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
+from diglot.config import DataConfig, Recipe, load_recipe, to_toml, update_section
+from diglot.corpus import TextFile, index_corpus, open_pairs, open_stream, read_lines, stream_lines
 from diglot.errors import DiglotError
 from diglot.evaluate import evaluate
 from diglot.training import train
@@ -33,14 +40,17 @@ from training_runs import small_recipe, write_pairs
 
 SOURCE = Path(diglot.__file__).parent
 OURS = {"ConfigError", "TextError", "CheckpointError", "TrainingError", "RankError", "_not_utf8"}
-CASES: list[tuple[str, Callable[[SimpleNamespace], object]]] = []
+CASES: list[tuple[str, Callable[[SimpleNamespace], object], bool]] = []
 
 
-def case(text: str):
-    """A way to cause an error, and what the user reads of it; DIR is the test's directory, ... is anything."""
+def case(text: str, *, alone: bool = False):
+    """A way to cause an error, and what the user reads of it; DIR is the test's directory, ... is anything.
+
+    `alone`: in a process of its own, which is not the same after it.
+    """
 
     def remember(cause: Callable[[SimpleNamespace], object]):
-        CASES.append((text, cause))
+        CASES.append((text, cause, alone))
         return cause
 
     return remember
@@ -81,6 +91,22 @@ def trained(at: SimpleNamespace, *words: str) -> object:
     return train(small_recipe(at.dir, "run", "train.max_updates=1", "train.valid_every=1", *words), quiet=True)
 
 
+def with_limit(limit: int, size: int, cause: Callable[[], object]) -> object:
+    """What happens where the system grants this process no more than so much."""
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (size, hard))
+    try:
+        return cause()
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+
+
+def with_memory(free: int, cause: Callable[[], object]) -> object:
+    """What happens with so many bytes of memory beside those in use."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return with_limit(resource.RLIMIT_AS, used + free, cause)
+
+
 def beside_another_rank(at: SimpleNamespace, *words: str, own: tuple[str, ...] = ()) -> object:
     """Train as the first of two ranks; the other one is a process of its own, in another directory, whose recipe has
     other `words` than our `own`."""
@@ -103,6 +129,13 @@ def beside_another_rank(at: SimpleNamespace, *words: str, own: tuple[str, ...] =
             return train(small_recipe(at.dir, "run", *own), quiet=True)
         finally:
             other.kill()
+
+
+def both_ways(at: SimpleNamespace) -> list[str]:
+    """The words of a recipe that learns both languages from each other."""
+    small_recipe(at.dir, "run")
+    files = [json.dumps([str(at.dir / f"train.{one}") for one in sides]) for sides in (("en", "de"), ("de", "en"))]
+    return [f"data.src={files[0]}", f"data.tgt={files[1]}", 'data.tgt_langs=["de", "en"]']
 
 
 # ------------------------------------------------------------------- recipes and options
@@ -133,6 +166,15 @@ case("subwords.model serves both sides, which needs subwords.joint = true; for t
     lambda at: recipe("subwords.model=a", "subwords.joint=false", "model.tie=output")
 )
 case("data.src names 1 files and data.tgt 0: each source file needs its translation.")(lambda at: recipe("data.src=a"))
+case("data.weights has 1 entries for 2 files: give one for each pair of files, then one for each TSV file.")(
+    lambda at: recipe("data.src=a", "data.tgt=b", "data.tsv=c", "data.weights=2")
+)
+case("data.weights = [0.0] must be above 0 and at most 1000.")(lambda at: recipe("data.tsv=a", "data.weights=0"))
+case("data.weights = 'much' must be a list of numbers.")(lambda at: recipe("data.weights=much"))
+case("data.micro_batch = 1.5 must be a whole number or 'auto'.")(lambda at: recipe("data.micro_batch=1.5"))
+case("data.micro_batch = 'auto' cannot be tried with train.strategy = 'fsdp'; give a number.")(
+    lambda at: recipe("data.micro_batch=auto", "train.strategy=fsdp")
+)
 case("search.num_best = 5 asks for more than search.beam_size = 4 hypotheses; raise the beam size.")(
     lambda at: recipe("search.num_best=5")
 )
@@ -180,6 +222,26 @@ case("cannot read the subwords DIR/no: No such file or directory.")(lambda at: s
 case("DIR/a is not a SentencePiece model.")(lambda at: subwords.load_subwords(file(at, "a", b"no")))
 case("there are 1 translations and 2 references; they must match line by line.")(lambda at: evaluate(["a"], ["a", "b"]))
 case("there is no line to evaluate.")(lambda at: evaluate([], []))
+
+case("this vocabulary has no piece for the target language 'de'; it knows: de, fr.")(
+    lambda at: subwords.Subwords(at.without_tags).tag_id("de", ["de", "fr"])
+)
+
+
+@case("cannot make the cache DIR/a/cache: Not a directory; let DIGLOT_CACHE name another directory.")
+def _(at: SimpleNamespace) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIGLOT_CACHE", str(file(at, "a") / "cache"))
+        trained(at)
+
+
+@case("cannot write the index of the corpus to DIR: File too large. Make room there, or let DIGLOT_CACHE name ...")
+def _(at: SimpleNamespace) -> None:
+    pieces = subwords.load_subwords(at.model / "subwords.model")
+    pairs = open_pairs([], [], [str(file(at, "a", b"one\ttwo\n" * 999))])
+    cause = partial(index_corpus, pairs, pieces, pieces, DataConfig(), io.StringIO(), cache=at.dir)
+    with_limit(resource.RLIMIT_FSIZE, 9999, cause)
+
 
 # ------------------------------------------------------------------- models
 
@@ -258,6 +320,19 @@ case("pair 2 has ... pieces on a side; at most 2,047 can be scored at once: spli
     lambda at: diglot.load(at.model).score(["a", "b"], ["a", "好" * 2000])
 )
 
+case("there are 1 texts and 2 target languages; each text needs one.")(
+    lambda at: diglot.load(at.model).translate(["a"], to=["de", "de"])
+)
+case("this model does not translate into 'fr'; it knows: de.")(
+    lambda at: diglot.load(at.model).translate(["a"], to="fr")
+)
+case("line 2 does not say into which language: choose one for all lines with --to (in Python: to=...), or begin ...")(
+    lambda at: diglot.load(at.multilingual).translate([">>de<< a", "a"])
+)
+case("line 1 asks for the language 'fr'; this model knows: de, en.")(
+    lambda at: diglot.load(at.multilingual).translate([">>fr<< a"])
+)
+
 # ------------------------------------------------------------------- commands
 
 case("DIR is not a run directory: it has no config.toml.")(lambda at: run_cli("train", str(at.dir)))
@@ -310,6 +385,44 @@ case("DIR/run was begun with another recipe: train.seed was 1 and is 2. Choose a
 case("the pairs are not those that DIR/run was begun with; give back the old text and the old filters, or begin ...")(
     lambda at: [trained(at), write_pairs(at.dir, "train", 99, 7), trained(at)]
 )
+
+
+case("data.tgt_langs needs data.valid_tgt_langs: into which language to validate each file.")(
+    lambda at: trained(at, *both_ways(at))
+)
+case("data.valid_tgt_langs names 'fr', into which nothing is trained.")(
+    lambda at: trained(at, *both_ways(at), "data.valid_tgt_langs=fr")
+)
+case("DIR/run cannot go on as another model: model.d_ff was 64 and is 32. Choose another --out.")(
+    lambda at: [trained(at), trained(at, "model.d_ff=32")]
+)
+
+
+@case("memory is too small for one pair of data.max_pieces = 9999 pieces a side: lower that, or ...", alone=True)
+def find_no_memory(at: SimpleNamespace) -> None:
+    with_memory(300 << 20, lambda: trained(at, "data.micro_batch=auto", "data.max_pieces=9999"))
+
+
+@case("memory ran out in update 1 on rank 0, with ... padded pieces at once. That is a single pair: ...", alone=True)
+def run_out_of_memory(at: SimpleNamespace) -> None:
+    small_recipe(at.dir, "run")
+    for name in ("train.en", "train.de"):
+        text = (at.dir / name).read_bytes()
+        file(at, name, text.replace(b"\n", b" ") * 4 + b"\n" + text)
+    words = "data.micro_batch=1", "data.max_pieces=9999", "train.update_pieces=9999"
+    with_memory(200 << 20, lambda: trained(at, *words))
+
+
+@case("a process that reads text ahead was killed from outside, for want of memory perhaps. Start the ...", alone=True)
+def kill_a_worker(at: SimpleNamespace) -> None:
+    def kill() -> None:
+        while not (workers := multiprocessing.active_children()):
+            time.sleep(0.01)
+        time.sleep(0.3)  # in the middle of an update
+        os.kill(workers[0].pid or 0, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    trained(at, "train.max_updates=9999", "train.valid_every=9999")
 
 
 @case("DIR/run/step-000001 is no checkpoint to go on from: its training state is missing or broken.")
@@ -389,17 +502,26 @@ def _(at: SimpleNamespace) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Two small models of different vocabularies, and a SentencePiece model without an end piece."""
+    """Small models: two of different vocabularies, one of two languages; and SentencePiece models of others."""
     directory = tmp_path_factory.mktemp("prepared")
     words = ("train.max_updates=1", "train.valid_every=1")
     model = train(small_recipe(directory, "one", *words), quiet=True).model
     other = train(small_recipe(directory, "two", *words, "subwords.size=380"), quiet=True).model
-    proto = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b c d e"] * 9), model_writer=proto, vocab_size=9, eos_id=-1, minloglevel=2
-    )
-    other_proto = (other / "subwords.model").read_bytes()
-    return SimpleNamespace(model=model, other_model=other, other_proto=other_proto, without_end=proto.getvalue())
+    at = SimpleNamespace(dir=directory)
+    multilingual = train(
+        small_recipe(directory, "three", *words, *both_ways(at), "data.valid_tgt_langs=de"), quiet=True
+    ).model
+    foreign: list[bytes] = []
+    for eos_id in (-1, 2):
+        proto = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["a b c d e"] * 9), model_writer=proto, vocab_size=9, eos_id=eos_id, minloglevel=2
+        )
+        foreign.append(proto.getvalue())
+    return SimpleNamespace(
+        model=model, other_model=other, multilingual=multilingual, without_end=foreign[0], without_tags=foreign[1],
+        other_proto=(other / "subwords.model").read_bytes(),
+    )  # fmt: skip
 
 
 def raised_at(error: BaseException) -> tuple[str, int]:
@@ -408,18 +530,28 @@ def raised_at(error: BaseException) -> tuple[str, int]:
     return str(Path(frame.filename).relative_to(SOURCE)), frame.lineno or 0
 
 
+def caught(cause: Callable[[SimpleNamespace], object], at: SimpleNamespace) -> tuple[str, tuple[str, int]]:
+    """What an error says, and where it was raised."""
+    with pytest.raises(DiglotError) as error:
+        cause(at)
+    return str(error.value), raised_at(error.value)
+
+
 SEEN: set[tuple[str, int]] = set()
 
 
-@pytest.mark.parametrize(("text", "cause"), CASES, ids=[text[:60] for text, _ in CASES])
+@pytest.mark.parametrize(("text", "cause", "alone"), CASES, ids=[text[:60] for text, _, _ in CASES])
 def test_the_user_reads(
-    text: str, cause: Callable[[SimpleNamespace], object], prepared: SimpleNamespace, tmp_path: Path
+    text: str, cause: Callable[[SimpleNamespace], object], alone: bool, prepared: SimpleNamespace, tmp_path: Path
 ):
     at = SimpleNamespace(dir=tmp_path, **vars(prepared))
-    with pytest.raises(DiglotError) as caught:
-        cause(at)
-    SEEN.add(raised_at(caught.value))
-    said = str(caught.value).replace(str(tmp_path), "DIR").replace(str(prepared.model.parents[1]), "DIR")
+    if alone:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            said, place = process.submit(caught, cause, at).result()
+    else:
+        said, place = caught(cause, at)
+    SEEN.add(place)
+    said = said.replace(str(tmp_path), "DIR").replace(str(prepared.model.parents[1]), "DIR")
     said = said.replace(str(prepared.other_model.parents[1]), "DIR")
     assert "\n" not in said
     parts = [part for part in text.split("...") if part]

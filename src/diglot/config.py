@@ -242,6 +242,8 @@ class Recipe:
                 f"{self.model.max_positions}, which is all that learned positions can tell apart; "
                 "lower the one or raise the other."
             )
+        if self.data.micro_batch == "auto" and self.train.strategy == "fsdp":
+            raise ConfigError("data.micro_batch = 'auto' cannot be tried with train.strategy = 'fsdp'; give a number.")
 
 
 @dataclass(frozen=True)

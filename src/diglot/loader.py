@@ -11,7 +11,8 @@ import dataclasses
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,8 +158,14 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
     with warnings.catch_warnings():  # of a fork in a process with threads: a worker runs nothing of theirs
         warnings.simplefilter("ignore", DeprecationWarning)
         running = iter(loader)
+    yield from running
+
+
+@contextmanager
+def naming_a_killed_worker() -> Generator[None]:
+    """Around all that happens while workers read ahead: of one that is killed PyTorch tells wherever we then are."""
     try:
-        yield from running
+        yield
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from diglot.errors import ConfigError, TrainingError
+from diglot.errors import TrainingError
 from diglot.loader import MicroBatch, UpdateReader
 from diglot.loss import smoothed_loss
 from diglot.model import Transformer
@@ -27,8 +27,6 @@ def choose_micro_batch(job: Job, network: nn.Module, model: Transformer, reader:
     recipe, world = job.recipe, job.world
     if isinstance(recipe.data.micro_batch, int):
         return recipe.data.micro_batch
-    if recipe.train.strategy == "fsdp" and world.size > 1:
-        raise ConfigError("data.micro_batch = 'auto' cannot be tried with train.strategy = 'fsdp'; give a number.")
     device = model.output.weight.device
     pair = 2 * recipe.data.max_pieces
     num_src, num_tgt = (int(side.sum(dtype=np.int64)) for side in (reader.corpus.src_pieces, reader.corpus.tgt_pieces))

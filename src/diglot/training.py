@@ -31,7 +31,7 @@ from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe, TrainConfig
 from diglot.corpus import Corpus
 from diglot.errors import CheckpointError, Interrupted, TrainingError
-from diglot.loader import IDLE, Place, Update, UpdateReader, read_updates
+from diglot.loader import IDLE, Place, Update, UpdateReader, naming_a_killed_worker, read_updates
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
@@ -105,6 +105,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         begun, meter = time.monotonic() - state.seconds, Meter()
         with (
             signals() as caught,
+            naming_a_killed_worker(),
             Log(run, state.update, recipe.train.tensorboard, world.is_first) as log,
             reporter.bar("update", goal, state.update) as advance,
         ):
@@ -259,11 +260,13 @@ def gradients_in_memory(
             if not is_out_of_memory(error):
                 raise
         largest = max(micro.src.size + micro.tgt.size for micro in update.micro_batches)
-        if job.world.size > 1 or all(len(micro.src) == 1 for micro in update.micro_batches):
+        is_pair = all(len(micro.src) == 1 for micro in update.micro_batches)
+        if job.world.size > 1 or is_pair:
+            less = f"diglot train {shlex.quote(str(job.run))} data.micro_batch={max(1, largest // 2)}"
             raise TrainingError(
                 f"memory ran out in update {state.update + 1:,} on rank {job.world.rank}, with {largest:,} padded "
-                f"pieces at once. Go on with less: diglot train {shlex.quote(str(job.run))} "
-                f"data.micro_batch={max(1, largest // 2)}"
+                f"pieces at once. "
+                + ("That is a single pair: begin anew with a lower data.max_pieces." if is_pair else f"Go on: {less}")
             )
         model.zero_grad()
         if job.device == "cuda":
