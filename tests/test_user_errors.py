@@ -479,6 +479,11 @@ case("rank 1 has another recipe than rank 0: train.seed is 2 and not 1. Give all
 )
 
 
+case("rank 1 does not see what rank 0 writes to shared: let train.out be a directory that all machines share.")(
+    lambda at: beside_another_rank(at, "train.out=shared", own=("train.out=shared",))
+)
+
+
 @case("rank 1 has other text to train on than rank 0: give all machines the same files, and subwords that were ...")
 def _(at: SimpleNamespace) -> None:
     write_pairs(at.dir / "other", "train", 200, seed=7)

@@ -400,8 +400,11 @@ def index_corpus(
             try:
                 with progress("reading pairs", num_lines) as advance:
                     write_index(new, files, src_subwords, tgt_subwords, config, advance)
-                with contextlib.suppress(FileExistsError):  # another process was faster
+                try:
                     new.rename(path)
+                except OSError:
+                    if not path.exists():  # as it does where another process was faster
+                        raise
             except OSError as error:
                 raise TextError(
                     f"cannot write the index of the corpus to {path.parent}: {error.strerror}. Make room there, or "

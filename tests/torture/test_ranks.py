@@ -451,8 +451,8 @@ def test_training_goes_on_within_a_minute_when_a_machine_is_lost(
         seconds = wait_until(lambda: again in started[0].said.read_text() and updates_of(run) > steps_on, 120)
         code, said = started[0].end(120)
         assert code == 0, said
-        if loss == "cut off":
-            assert started[1].end(120)[0] != 0  # nor does the other half wait for ever
+        if loss == "cut off":  # nor does the other rank wait for ever; torchrun itself does, until TCP gives up
+            wait_until(lambda: len(sentences(started[1].said.read_text())) == 1, 60)
         assert seconds < 60
     finally:
         for one in started:
