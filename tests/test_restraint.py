@@ -27,7 +27,7 @@ ROWS = [
     ["checkpoint"],
     ["engines.torch"],
     ["translator", "evaluate"],
-    ["progress", "parallel"],
+    ["progress", "parallel", "signals"],
     ["run"],
     ["validation", "info"],
     ["texts"],

@@ -391,14 +391,16 @@ def format_translation(found: Translation, number: int, as_json: bool) -> str:
 
 def main() -> None:
     """The command `diglot`."""
+    number = 0
     try:
         app()
     except DiglotError as error:
         print(f"diglot: {error}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as end:
-        print(f"diglot: {end}", file=sys.stderr)
-        sys.exit(128 + end.signal_number)
+        number = end.signal_number
+        if str(end):
+            print(f"diglot: {end}", file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # as of `| head`: nobody reads on
@@ -407,3 +409,7 @@ def main() -> None:
     except OSError as error:  # a full disk, most often
         print(f"diglot: cannot read or write {error.filename or 'a file'}: {error.strerror}.", file=sys.stderr)
         sys.exit(1)
+    if number:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + number)  # a thread may still compute outside Python; a tidy end would wait for it, or abort

@@ -10,12 +10,14 @@ import dataclasses
 import fcntl
 import json
 import math
+import os
 import shlex
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import safetensors.torch
 import torch
@@ -42,6 +44,7 @@ FIXED_KEYS = {
     *(f"subwords.{f.name}" for f in dataclasses.fields(SubwordsConfig) if f.name != "sampling"),
     "train.init", "data.tgt_langs", "languages.tags",
 }  # fmt: skip
+SECONDS_TO_LOCK = 1.0  # for who only looks whether a run goes on holds its lock for an instant
 OURS = {".lock", "dropped.tsv"}  # what a run that failed before its first update leaves
 
 
@@ -95,12 +98,23 @@ def in_use(run: Path, recipe: Recipe) -> Generator[None]:
         lock = (run / ".lock").open("w")
     except OSError as error:
         raise ConfigError(f"cannot write to {run}: {error.strerror}.") from None
+    os.register_at_fork(after_in_child=lock.close)  # what reads ahead may outlive us a little, and must not keep it
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainingError(f"{run} is in use by another process; wait for it, or choose another --out.") from None
+        until = time.monotonic() + SECONDS_TO_LOCK
+        while not is_locked(lock):
+            if time.monotonic() > until:
+                raise TrainingError(f"{run} is in use by another process; wait for it, or choose another --out.")
+            time.sleep(SECONDS_TO_LOCK / 10)
         yield
+
+
+def is_locked(file: TextIO) -> bool:
+    """Lock a file, unless another process holds it. The lock ends with the process, however that ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def is_recipe(path: Path) -> bool:
