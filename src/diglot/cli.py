@@ -338,6 +338,31 @@ def info(
 
 
 @app.command()
+def runs(
+    directory: Annotated[Path, typer.Argument(help="A directory with runs in it, or in directories below it.")] = Path(
+        "runs"
+    ),
+    json_: Json = False,
+) -> None:
+    """List training runs: whether each is running, stopped, finished or broken off, how far it is, what it scores.
+
+    \b
+    diglot runs
+    diglot runs /work/experiments --json | jq '.[] | select(.state == "running") | .run'
+    """
+    from diglot.runs import HEADER, list_runs
+
+    found = list_runs(directory)
+    if json_:
+        print(json.dumps([asdict(one) for one in found]))
+        return
+    rows = [HEADER, *(one.row() for one in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the corpus and the run.")] = Path("runs/demo"),
     threads: Threads = 0,
