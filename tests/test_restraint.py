@@ -35,7 +35,7 @@ ROWS = [
     ["loader"],
     ["memory"],
     ["training"],
-    ["demo"],
+    ["demo", "verify"],
     ["cli"],
     ["__main__"],
 ]

@@ -169,16 +169,17 @@ def resolve(recipe: Recipe, changed: frozenset[str]) -> tuple[Recipe, StoredMode
 
 def refuse_changes(run: Path, old: Recipe, new: Recipe, changed: frozenset[str]) -> None:
     """Refuse to go on with a run that was begun with another recipe, and print the difference."""
-    differ = {key: values for key, values in differences(old, new).items() if key not in FREE_KEYS}
+    every = differences(old, new)
+    differ = {key: values for key, values in every.items() if key not in FREE_KEYS}
     listed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items() if key not in changed)
     fixed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items() if key in FIXED_KEYS)
     if fixed:
         raise ConfigError(f"{run} cannot go on as another model: {fixed}. Choose another --out.")
     if listed:
-        again = " ".join(f"{key}=..." for key in differ if key not in changed)
+        words = [f"{key}={json.dumps(b, ensure_ascii=False)}" for key, (_, b) in every.items() if key != "train.out"]
         raise ConfigError(
             f"{run} was begun with another recipe: {listed}. Choose another --out, or go on with the change: "
-            f"diglot train {shlex.quote(str(run))} {again}"
+            f"{shlex.join(['diglot', 'train', str(run), *words])}"
         )
 
 
