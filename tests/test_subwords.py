@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
+import subprocess
+import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -212,3 +216,41 @@ def test_an_empty_file_is_no_vocabulary(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(TextError, match=r"empty\.model is not a SentencePiece model\."):
         load_subwords(path)
+
+
+@given(st.text(max_size=40), st.integers(0, 2**31))
+def test_a_drawn_split_is_the_same_text(learnt: Subwords, text: str, seed: int) -> None:
+    assert as_read(learnt.decode(learnt.encode_sampled(text, 0.3, seed))) == as_read(text)
+
+
+def test_another_process_draws_the_same_splits(learnt: Subwords, tmp_path: Path) -> None:
+    (tmp_path / "subwords.model").write_bytes(learnt.proto)
+    code = (
+        "import sys; from pathlib import Path; from diglot.subwords import load_subwords; "
+        "drawn = load_subwords(Path(sys.argv[1])); "
+        "print([drawn.encode_sampled('the day after next Friday', 0.3, seed) for seed in range(20)])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "subwords.model")]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert other == str([learnt.encode_sampled("the day after next Friday", 0.3, seed) for seed in range(20)])
+
+
+def test_unigram_draws_splits_as_often_as_they_are_probable(subwords: Subwords) -> None:
+    processor = sentencepiece.SentencePieceProcessor(model_proto=subwords.proto)
+    text, alpha, num = "Friday", 0.4, 4000
+    splits = [tuple(split) for split in processor.nbest_encode(text, nbest_size=512)]
+    weight = {split: math.exp(alpha * sum(processor.get_score(piece) for piece in split)) for split in splits}
+    drawn = Counter(tuple(subwords.encode_sampled(text, alpha, seed)) for seed in range(num))
+    assert set(drawn) <= set(weight)
+    for split in splits[:5]:
+        share = weight[split] / sum(weight.values())
+        assert drawn[split] / num == pytest.approx(share, abs=5 * (share * (1 - share) / num) ** 0.5 + 1e-9)
+
+
+def test_bpe_draws_the_best_split_without_dropout_and_characters_with_all_of_it(
+    phrases: list[tuple[str, str]],
+) -> None:
+    learnt = learn(lines_of(phrases), 420, "bpe")
+    for text in lines_of(phrases)[:100]:
+        assert learnt.encode_sampled(text, 0.0, 1) == learnt.encode(text)
+        assert max(len(piece) for piece in learnt.words(learnt.encode_sampled(text, 1.0, 1))) == 1

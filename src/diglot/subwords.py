@@ -8,9 +8,13 @@ no unknown piece. Text is never changed but for NFC, control characters and runs
 from __future__ import annotations
 
 import io
+import math
+import random
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 
 import sentencepiece
@@ -21,6 +25,8 @@ NUM_RESERVED = 64
 LEARNING_LINES = 2_000_000  # of a larger corpus a random sample is learnt from
 LEARNING_BYTES = 4192  # SentencePiece passes over longer lines
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+WORD = re.compile("\u2581*[^\u2581]+|\u2581+")  # with the mark of the space before it: no piece goes beyond
+UNSEEN = -30.0  # the score of a character that is no piece
 SPELLS_CONTROL = re.compile(r"<0x(?:[01][0-9A-F]|7F)>")  # a line feed among them: it would break a line in two
 
 
@@ -60,9 +66,42 @@ class Subwords:
         return self._processor.encode(clean(text))
 
     def encode_sampled(self, text: str, alpha: float, seed: int) -> list[int]:
-        """One of the many splits of a text, drawn by the seed: Kudo 2018 for unigram, Provilkov et al. 2020 for BPE."""
-        sentencepiece.set_random_generator_seed(seed)
-        return self._processor.encode(clean(text), enable_sampling=True, alpha=alpha, nbest_size=-1)
+        """One of the many splits of a text, drawn by the seed: Kudo 2018 for unigram, Provilkov et al. 2020 for BPE.
+
+        It is drawn here because SentencePiece, whatever its seed, draws otherwise in every process.
+        """
+        rng, text = random.Random(seed), self._processor.normalize(clean(text))
+        draw = draw_merges if self._is_bpe else partial(draw_split, longest=self._longest)
+        pieces = [piece for word in WORD.findall(text) for piece in draw(word, self._scores, alpha, rng)]
+        return [i for piece in pieces for i in self._spell(piece)]
+
+    def _spell(self, piece: str) -> list[int]:
+        """The id of a piece; of a character that is none, its bytes."""
+        of = self._processor.piece_to_id
+        unknown = self._processor.unk_id()
+        found = [of(piece)] if piece in self._scores else [of(f"<0x{byte:02X}>") for byte in piece.encode()]
+        return [unknown] if unknown in found else found  # of a vocabulary without bytes
+
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        """Of each piece that text may be split into, its log-probability, or for BPE its rank."""
+        sp = self._processor
+        is_special = sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused
+        return {
+            sp.id_to_piece(i): sp.get_score(i)
+            for i in range(self.num_pieces)
+            if not any(is_one(i) for is_one in is_special)
+        }
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest piece."""
+        return max(map(len, self._scores))
+
+    @cached_property
+    def _is_bpe(self) -> bool:
+        """SentencePiece does not tell, but ranks are whole numbers and log-probabilities are not."""
+        return all(score == round(score) for score in self._scores.values())
 
     def tag_id(self, language: str, tags: Sequence[str]) -> int:
         """The piece that asks for a target language: its own, as >>de<<, or the reserved one of its place in `tags`."""
@@ -95,6 +134,41 @@ class Subwords:
             if i != self.eos_id
             and (sp.is_control(i) or sp.is_unknown(i) or SPELLS_CONTROL.fullmatch(sp.id_to_piece(i)))
         ]
+
+
+def draw_split(word: str, scores: Mapping[str, float], alpha: float, rng: random.Random, longest: int) -> list[str]:
+    """A split in proportion to its probability to the power of alpha: sums over all splits up to each place, then
+    pieces drawn from the end."""
+    sums: list[float] = [0.0]
+    into: list[tuple[list[int], list[float]]] = []  # where the last piece up to each place may begin, and its share
+    for end in range(1, len(word) + 1):
+        starts = [i for i in range(max(0, end - longest), end) if word[i:end] in scores or i == end - 1]
+        logs = [sums[i] + alpha * scores.get(word[i:end], UNSEEN) for i in starts]
+        shares = [math.exp(log - max(logs)) for log in logs]
+        sums.append(max(logs) + math.log(sum(shares)))
+        into.append((starts, shares))
+    pieces: list[str] = []
+    end = len(word)
+    while end:
+        start = rng.choices(*into[end - 1])[0]
+        pieces.append(word[start:end])
+        end = start
+    return pieces[::-1]
+
+
+def draw_merges(word: str, scores: Mapping[str, float], dropout: float, rng: random.Random) -> list[str]:
+    """Merges from the characters up, the first in rank first, each left out with a probability each time."""
+    pieces = list(word)
+    while True:
+        merges = [
+            (scores[one + two], -i)
+            for i, (one, two) in enumerate(pairwise(pieces))
+            if one + two in scores and rng.random() >= dropout
+        ]
+        if not merges:
+            return pieces
+        i = -max(merges)[1]
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
 
 def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
