@@ -51,7 +51,7 @@ MOMENT, WEIGHT = "exp_avg_sq.encoder.layers.0.feed_forward.w_1.weight", "decoder
     [
         (lambda run: None, None),
         (lambda run: alter_json(run / LAST / "state.json", lambda state: state.update(seconds=0.0)), None),
-        (lambda run: alter_json(run / LAST / "state.json", lambda state: state.update(samples="00")), "ids of the samp"),
+        (lambda run: alter_json(run / LAST / "state.json", lambda state: state.update(samples="")), "the ids of the"),
         (lambda run: alter_json(run / "log.jsonl", lambda line: line.update(loss=1.0), -4), "loss of update 5 differs"),
         (lambda run: alter_json(run / "log.jsonl", lambda line: line.update(norm=1.0)), "no two runs agree here"),
         (lambda run: alter_tensor(run / LAST / "model.safetensors", WEIGHT), f"{WEIGHT} of the weights differs"),
