@@ -69,15 +69,17 @@ def test_the_first_thing_that_differs_is_named(
 
 
 @pytest.mark.slow
-def test_a_recipe_is_proved_and_its_own_run_left_alone(tmp_path: Path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_recipe_is_proved_and_its_own_run_left_alone(tmp_path: Path, ranks: int):
     recipe = small_recipe(
         tmp_path, "run", "subwords.sampling=0.3", "data.weights=[1.5]", "data.micro_batch=100", "train.max_updates=2"
     )
     train(recipe, quiet=True)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
-    code, out, err = verify(tmp_path / "run", {"TMPDIR": str(tmp_path)})
+    code, out, err = verify(tmp_path / "run", {"TMPDIR": str(tmp_path)}, ranks)
     assert (code, out.startswith("Resuming is exact: ")) == (0, True), out + err
     assert out.count("\n") == 1
+    assert ("on 2 ranks" in out) == (ranks == 2)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
     assert not list(tmp_path.glob("diglot-verify-*"))
 
@@ -108,11 +110,13 @@ def test_a_resume_that_is_broken_is_found_out(tmp_path: Path, fault: str, said: 
     assert "no two runs agree" not in out
 
 
-def verify(recipe: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+def verify(recipe: Path, environment: dict[str, str], ranks: int = 1) -> tuple[int, str, str]:
     """The command as a user types it, for short: its trial takes a second."""
-    code = "import diglot.verify; diglot.verify.SECONDS = 1; from diglot.cli import main; main()"
+    script = recipe.parent / "short.py"
+    script.write_text("import diglot.verify\ndiglot.verify.SECONDS = 1\nfrom diglot.cli import main\nmain()\n")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
-        [sys.executable, "-c", code, "train", str(recipe), "--verify-resume", "--quiet"],
-        capture_output=True, text=True, env={**os.environ, **environment}, check=False,
+        [sys.executable, *torchrun, str(script), "train", str(recipe), "--verify-resume", "--quiet"],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from diglot import checkpoint
 from diglot.config import DataConfig, Recipe, to_toml
@@ -53,19 +54,23 @@ class Trial:
     """Processes that train recipes: as many ranks at a time as torchrun was told to start."""
 
     def __init__(self, scratch: Path):
-        self.scratch, self.attempts = scratch, count(1000)
-        self.num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.scratch, self.num_ranks = scratch, int(os.environ.get("WORLD_SIZE", "1"))
 
     @contextmanager
     def training(self, recipe: Recipe) -> Generator[list[subprocess.Popen[bytes]]]:
         """Train; at the end of the block whatever still runs is killed."""
-        path, attempt = self.scratch / "recipe.toml", next(self.attempts)
+        path = self.scratch / "recipe.toml"
         path.write_text(to_toml(recipe), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "diglot", "train", str(path), "--quiet"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        if self.num_ranks > 1:  # where they meet, as torchrun makes it; those that were killed left traces in the last
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+            environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(self.num_ranks):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.num_ranks > 1 else {}
                 with self.errors_of(rank).open("wb") as errors:
                     processes.append(
                         subprocess.Popen(
@@ -73,7 +78,7 @@ class Trial:
                             stdin=subprocess.DEVNULL,
                             stdout=subprocess.DEVNULL,
                             stderr=errors,
-                            env={**os.environ, **(own if self.num_ranks > 1 else {})},
+                            env={**environment, **own},
                         )
                     )
             yield processes
