@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_help_takes_under_three_tenths_of_a_second():
     assert min(times) < 0.3
 
 
-@pytest.mark.parametrize("name", ["train", "translate", "score", "evaluate", "info", "demo"])
+@pytest.mark.parametrize("name", ["train", "translate", "score", "evaluate", "info", "runs", "demo"])
 def test_each_command_explains_itself_with_examples(run: Run, name: str):
     code, out, _ = run(name, "--help")
     assert code == 0
@@ -283,6 +284,40 @@ def test_training_by_options_and_going_on_by_the_run_directory(run: Run, tmp_pat
     code, out, err = run("train", tmp_path / "out", "train.max_updates=6", "--json", "--quiet")
     assert (code, err) == (0, "")
     assert json.loads(out)["updates"] == 6
+
+
+def test_a_changed_recipe_goes_on_as_the_refusal_says(run: Run, tmp_path: Path):
+    recipe = small_recipe(tmp_path, "out", "train.max_updates=3")
+    (tmp_path / "r.toml").write_text(to_toml(recipe))
+    assert run("train", tmp_path / "r.toml", "--quiet")[0] == 0
+    edited = to_toml(recipe).replace("seed = 1\nmax_updates = 3", "seed = 2\nmax_updates = 4")
+    (tmp_path / "r.toml").write_text(edited.replace("weights = []", "weights = [2.0]"))
+    code, _, err = run("train", tmp_path / "r.toml")
+    assert code == 1
+    assert "data.weights was () and is (2.0,), train.seed was 1 and is 2" in err
+    again = shlex.split(err.partition("go on with the change: diglot ")[2])
+    code, out, err = run(*again, "--quiet", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["updates"] == 4
+    assert run("train", tmp_path / "r.toml", "--quiet")[0] == 0  # the run now has the recipe of the file
+    code, _, err = run("train", tmp_path / "out", "model.d_ff=32", "train.seed=2")
+    assert (code, "cannot go on as another model: model.d_ff was 64 and is 32." in err) == (1, True)
+
+
+def test_a_run_in_use_is_refused_until_its_process_is_killed(tmp_path: Path):
+    recipe = small_recipe(tmp_path, "run", "train.max_updates=100000", "train.valid_every=2", "train.patience=0")
+    (tmp_path / "r.toml").write_text(to_toml(recipe))
+    with command("train", tmp_path / "r.toml") as first:
+        while first.poll() is None and not (tmp_path / "run" / "step-000002").exists():
+            time.sleep(0.01)
+        with command("train", tmp_path / "run") as second:
+            assert f"{tmp_path / 'run'} is in use by another process" in second.communicate(timeout=60)[1].decode()
+        assert (first.poll(), second.returncode) == (None, 1)
+        first.kill()
+    with command("train", tmp_path / "run", "train.max_updates=3", "--json") as third:
+        out, err = third.communicate(timeout=60)
+    assert (third.returncode, b"Going on after update" in err) == (0, True), err
+    assert json.loads(out)["updates"] >= 3
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path):

@@ -20,6 +20,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROWS = [
     ["errors"],
     ["config"],
+    ["runs"],
     ["model", "schedule", "loss"],
     ["search"],
     ["subwords", "segments"],
@@ -27,7 +28,7 @@ ROWS = [
     ["checkpoint"],
     ["engines.torch"],
     ["translator", "evaluate"],
-    ["progress", "pulse"],
+    ["progress", "pulse", "signals"],
     ["parallel"],
     ["run"],
     ["validation", "info"],
@@ -35,7 +36,7 @@ ROWS = [
     ["loader"],
     ["memory"],
     ["training"],
-    ["demo"],
+    ["demo", "verify"],
     ["cli"],
     ["__main__"],
 ]
@@ -138,7 +139,8 @@ def test_the_list_of_options():
 def test_the_public_names_exist_and_nothing_heavy_is_imported_for_them():
     for name in diglot.__all__:
         assert getattr(diglot, name) is not None
-    code = "import sys, diglot, diglot.cli; print([m for m in ('torch', 'numpy', 'sacrebleu') if m in sys.modules])"
+    heavy = "print([name for name in ('torch', 'numpy', 'sacrebleu') if name in sys.modules])"
+    code = f"import sys, diglot, diglot.cli, diglot.runs; {heavy}"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -336,6 +336,24 @@ case("line 1 asks for the language 'fr'; this model knows: de, en.")(
 # ------------------------------------------------------------------- commands
 
 case("DIR is not a run directory: it has no config.toml.")(lambda at: run_cli("train", str(at.dir)))
+case("DIR/one/model is a model, not a run directory; to start from it, name another --out and --init DIR/one/model.")(
+    lambda at: run_cli("train", str(at.model))
+)
+case("DIR/one goes on with its own recipe, in its own place: leave --preset out.")(
+    lambda at: run_cli("train", str(at.model.parent), "--preset", "tiny")
+)
+case("DIR/one goes on with its own recipe, in its own place: leave --out (train.out) out.")(
+    lambda at: run_cli("train", str(at.model.parent), "--out", str(at.dir))
+)
+case("train.out is given twice, as 'a' and as 'b'; leave one out.")(
+    lambda at: run_cli("train", "train.out=a", "--out", "b")
+)
+case("there is no directory DIR/no; name the one that holds the runs: diglot runs DIR")(
+    lambda at: run_cli("runs", str(at.dir / "no"))
+)
+case("nothing to train on: give --src and --tgt files, or --tsv (data.src, data.tgt, data.tsv).")(
+    lambda at: run_cli("train", "--verify-resume", "--quiet")
+)
 case("cannot write DIR/no/out: No such file or directory.")(
     lambda at: run_cli("translate", str(at.model), str(file(at, "a")), "-o", str(at.dir / "no" / "out"))
 )
@@ -423,6 +441,14 @@ def kill_a_worker(at: SimpleNamespace) -> None:
 
     threading.Thread(target=kill, daemon=True).start()
     trained(at, "train.max_updates=9999", "train.valid_every=9999")
+
+
+@case("--verify-resume kills ranks on one machine alone: start torchrun with --nnodes 1.")
+def _(at: SimpleNamespace) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+            patch.setenv(name, value)
+        run_cli("train", "--verify-resume")
 
 
 @case("DIR/run/step-000001 is no checkpoint to go on from: its training state is missing or broken.")

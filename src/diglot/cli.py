@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 import diglot
-from diglot.config import PRESETS, load_recipe, to_toml
+from diglot.config import PRESETS, load_recipe, parse_override, to_toml
 from diglot.errors import ConfigError, DiglotError, Interrupted, TextError, on_one_line
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ def train(
     print_recipe: Annotated[
         bool, typer.Option("--print-recipe", help="Print the recipe, explained; no training.")
     ] = False,
+    verify_resume: Annotated[
+        bool,
+        typer.Option("--verify-resume", help="Prove in a minute that this recipe resumes bit for bit; no training."),
+    ] = False,
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -103,6 +107,7 @@ def train(
     diglot train runs/deen                          go on after a stop
     diglot train runs/deen train.max_updates=40000  ... and further than planned
     diglot train --preset small --print-recipe > recipe.toml
+    diglot train recipe.toml --verify-resume        kill and resume a short trial of it, and compare bit for bit
     diglot train --init runs/deen/model --src own.de --tgt own.en --out runs/own   fine-tune
     """
     words = list(overrides or [])
@@ -115,16 +120,20 @@ def train(
     }  # fmt: skip
     words += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value]
     path = Path(recipe) if recipe else None
-    changed = frozenset[str]()
+    named, changed = named_keys(words), frozenset[str]()
     if path and path.is_dir():
-        if not (path / "config.toml").exists():
-            raise ConfigError(f"{path} is not a run directory: it has no config.toml.")
-        changed = frozenset(word.partition("=")[0].strip() for word in words)
-        words.append(f"train.out={json.dumps(str(path), ensure_ascii=False)}")
-        path = path / "config.toml"
+        words += words_of_run(path, preset, named)
+        path, changed = path / "config.toml", named
     resolved = load_recipe(path, preset, tuple(words))
     if print_recipe:
         print(to_toml(resolved, comments=True), end="")
+        return
+    if verify_resume:
+        from diglot.verify import verify_resume as verify
+
+        if verdict := verify(resolved, quiet):
+            print(json.dumps(asdict(verdict)) if json_ else verdict.said)
+            raise typer.Exit(0 if verdict.is_exact else 1)
         return
     from diglot.parallel import is_first_rank
     from diglot.training import train as run_training
@@ -339,6 +348,31 @@ def info(
 
 
 @app.command()
+def runs(
+    directory: Annotated[Path, typer.Argument(help="A directory with runs in it, or in directories below it.")] = Path(
+        "runs"
+    ),
+    json_: Json = False,
+) -> None:
+    """List training runs: whether each is running, stopped, finished or broken off, how far it is, what it scores.
+
+    \b
+    diglot runs
+    diglot runs /work/experiments --json | jq '.[] | select(.state == "running") | .run'
+    """
+    from diglot.runs import HEADER, list_runs
+
+    found = list_runs(directory)
+    if json_:
+        print(json.dumps([asdict(one) for one in found]))
+        return
+    rows = [HEADER, *(one.row() for one in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the corpus and the run.")] = Path("runs/demo"),
     threads: Threads = 0,
@@ -356,6 +390,34 @@ def demo(
 
 
 # ------------------------------------------------------------------- what the commands share
+
+
+def named_keys(words: list[str]) -> frozenset[str]:
+    """The keys that options and SECTION.KEY=VALUE name; one that is named twice has to have one value."""
+    values: dict[str, Any] = {}
+    for word in words:
+        for section, keys in parse_override(word).items():
+            for key, value in keys.items():
+                if values.setdefault(f"{section}.{key}", value) != value:
+                    raise ConfigError(
+                        f"{section}.{key} is given twice, as {values[f'{section}.{key}']!r} and as {value!r}; "
+                        "leave one out."
+                    )
+    return frozenset(values)
+
+
+def words_of_run(run: Path, preset: str, changed: frozenset[str]) -> list[str]:
+    """What to say beside the recipe of a run, to go on with it where it is."""
+    if (run / "manifest.json").exists():
+        raise ConfigError(
+            f"{run} is a model, not a run directory; to start from it, name another --out and --init {run}."
+        )
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"{run} is not a run directory: it has no config.toml.")
+    if preset or "train.out" in changed:
+        what = "--preset" if preset else "--out (train.out)"
+        raise ConfigError(f"{run} goes on with its own recipe, in its own place: leave {what} out.")
+    return [f"train.out={json.dumps(str(run), ensure_ascii=False)}"]
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -402,14 +464,16 @@ def say(error: Exception) -> None:
 
 def main() -> None:
     """The command `diglot`."""
+    number = 0
     try:
         app()
     except DiglotError as error:
         say(error)
         sys.exit(1)
     except Interrupted as end:
-        say(end)
-        sys.exit(128 + end.signal_number)
+        number = end.signal_number
+        if str(end):
+            say(end)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # as of `| head`: nobody reads on
@@ -418,3 +482,7 @@ def main() -> None:
     except OSError as error:  # a full disk, most often
         say(DiglotError(f"cannot read or write {error.filename or 'a file'}: {error.strerror}."))
         sys.exit(1)
+    if number:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + number)  # a thread may still compute outside Python; a tidy end would wait for it, or abort

@@ -116,9 +116,9 @@ class UpdateReader(Dataset[Update]):
         num_src, num_tgt = (np.array([len(sequence) for sequence in side], np.int32) for side in (src, tgt))
         micros: list[MicroBatch] = []
         for chosen in micro_batches(np.arange(len(rows)), num_src, num_tgt, bound):
-            numbers: list[int] = chosen.tolist()
-            src_ids, src_lengths = pad([src[i] for i in numbers], self.src_subwords.pad_id, LENGTHS)
-            tgt_ids, tgt_lengths = pad([tgt[i] for i in numbers], self.tgt_subwords.pad_id, LENGTHS)
+            own: list[int] = chosen.tolist()
+            src_ids, src_lengths = pad([src[i] for i in own], self.src_subwords.pad_id, LENGTHS)
+            tgt_ids, tgt_lengths = pad([tgt[i] for i in own], self.tgt_subwords.pad_id, LENGTHS)
             micro = MicroBatch(src_ids, src_lengths, tgt_ids, tgt_lengths, keys[chosen])
             micros.append(micro.fill_up(bound))
         return Update(place, micros, int(num_tgt.sum()))

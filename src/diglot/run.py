@@ -11,12 +11,14 @@ import dataclasses
 import fcntl
 import json
 import math
+import os
 import shlex
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import safetensors.torch
 import torch
@@ -43,6 +45,7 @@ FIXED_KEYS = {
     *(f"subwords.{f.name}" for f in dataclasses.fields(SubwordsConfig) if f.name != "sampling"),
     "train.init", "data.tgt_langs", "languages.tags",
 }  # fmt: skip
+SECONDS_TO_LOCK = 1.0  # for who only looks whether a run goes on holds its lock for an instant
 OURS = {".lock", "dropped.tsv"}  # what a run that failed before its first update leaves
 
 
@@ -96,12 +99,23 @@ def in_use(run: Path, recipe: Recipe) -> Generator[None]:
         lock = (run / ".lock").open("w")
     except OSError as error:
         raise ConfigError(f"cannot write to {run}: {error.strerror}.") from None
+    os.register_at_fork(after_in_child=lock.close)  # what reads ahead may outlive us a little, and must not keep it
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainingError(f"{run} is in use by another process; wait for it, or choose another --out.") from None
+        until = time.monotonic() + SECONDS_TO_LOCK
+        while not is_locked(lock):
+            if time.monotonic() > until:
+                raise TrainingError(f"{run} is in use by another process; wait for it, or choose another --out.")
+            time.sleep(SECONDS_TO_LOCK / 10)
         yield
+
+
+def is_locked(file: TextIO) -> bool:
+    """Lock a file, unless another process holds it. The lock ends with the process, however that ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def is_recipe(path: Path) -> bool:
@@ -156,16 +170,17 @@ def resolve(recipe: Recipe, changed: frozenset[str]) -> tuple[Recipe, StoredMode
 
 def refuse_changes(run: Path, old: Recipe, new: Recipe, changed: frozenset[str]) -> None:
     """Refuse to go on with a run that was begun with another recipe, and print the difference."""
-    differ = {key: values for key, values in differences(old, new).items() if key not in FREE_KEYS}
+    every = differences(old, new)
+    differ = {key: values for key, values in every.items() if key not in FREE_KEYS}
     listed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items() if key not in changed)
     fixed = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in differ.items() if key in FIXED_KEYS)
     if fixed:
         raise ConfigError(f"{run} cannot go on as another model: {fixed}. Choose another --out.")
     if listed:
-        again = " ".join(f"{key}=..." for key in differ if key not in changed)
+        words = [f"{key}={json.dumps(b, ensure_ascii=False)}" for key, (_, b) in every.items() if key != "train.out"]
         raise ConfigError(
             f"{run} was begun with another recipe: {listed}. Choose another --out, or go on with the change: "
-            f"diglot train {shlex.quote(str(run))} {again}"
+            f"{shlex.join(['diglot', 'train', str(run), *words])}"
         )
 
 

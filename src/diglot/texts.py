@@ -16,6 +16,7 @@ from diglot.errors import TextError, TrainingError
 from diglot.parallel import World
 from diglot.progress import Reporter
 from diglot.run import Job
+from diglot.signals import interruptible
 from diglot.subwords import LEARNING_LINES, Subwords, learn, load_subwords
 from diglot.translator import LONGEST_SCORED
 from diglot.validation import ValidationText
@@ -143,7 +144,7 @@ def learn_once(
     if not any(file.src.num_lines for file in files):
         raise TextError(f"{files[0].src.path} is empty: there is nothing to train on.")
     with reporter.bar("learning subwords", None):
-        subwords = learn(lines_to_learn_from(files, *sides), config.size, config.type)
+        subwords = interruptible(lambda: learn(lines_to_learn_from(files, *sides), config.size, config.type))
     if subwords.num_pieces < config.size:
         reporter.say(f"The text holds {subwords.num_pieces:,} subwords, fewer than the {config.size:,} asked for.")
     try:

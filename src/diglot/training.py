@@ -12,14 +12,11 @@ import hashlib
 import math
 import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,12 +47,14 @@ from diglot.run import (
     write_recipe,
 )
 from diglot.schedule import lrate, make_optimizer
+from diglot.signals import Signals
 from diglot.texts import Texts, check_alike, read_texts
 from diglot.translator import choose_device
 from diglot.validation import Summary, ValidationText, finish, judge, show, validate
 
 SKIPS_IN_A_ROW = 10
 WORKERS_OF_A_GPU = 4  # processes that read ahead; beside a CPU one is plenty
+NOTHING_TO_SAVE = "stopped before an update was made: there was nothing to save. To go on, repeat the command."
 
 
 def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool = False) -> Summary:
@@ -64,7 +63,11 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
     `changed` names the keys in which the recipe may differ from the one that the run was begun with.
     """
     run, device = Path(recipe.train.out), choose_device(recipe.train.device)
-    with join(device, recipe.train.rank_timeout) as world, in_use(run, recipe) if world.is_first else nullcontext():
+    with (
+        join(device, recipe.train.rank_timeout) as world,
+        in_use(run, recipe) if world.is_first else nullcontext(),
+        Signals(NOTHING_TO_SAVE if world.is_first else "") as signals,
+    ):
         reporter = Reporter(quiet or not world.is_first)
         recipe, init = resolve(recipe, changed)
         job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
@@ -104,13 +107,13 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         goal, every, log_every = recipe.train.max_updates, recipe.train.valid_every, recipe.train.log_every
         begun, meter = time.monotonic() - state.seconds, Meter()
         with (
-            signals() as caught,
+            signals.put_off(),
             naming_a_killed_worker(),
             Log(run, state.update, recipe.train.tensorboard, world.is_first) as log,
             reporter.bar("update", goal, state.update) as advance,
         ):
             if state.update and due(state.update, every, goal) and state.update not in state.validated:
-                validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)  # stopped just before
+                validate_and_save(job, stored, optimizer, state, texts.valid, log, signals)  # stopped just before
             for update in read_updates(reader, state, 1 if device == "cpu" else WORKERS_OF_A_GPU):
                 if is_over(state, recipe):
                     break
@@ -126,7 +129,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                 optimizer.zero_grad()
                 count(job, state, texts.corpus, update.place, sums, norm, is_finite)
                 state.seconds = time.monotonic() - begun
-                stop = max(world.gather(bool(caught)))  # all ranks end together
+                stop = max(world.gather(signals.caught > 0))  # all ranks end together
                 meter.add(sums)
                 advance(1, f"loss {meter.loss:.3f}  {meter.speed:,.0f} pieces/s  epoch {state.epoch + 1}")
                 if due(state.update, log_every, goal):
@@ -134,16 +137,16 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                               pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped)  # fmt: skip
                     meter = Meter()
                 if due(state.update, every, goal):
-                    validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)
+                    validate_and_save(job, stored, optimizer, state, texts.valid, log, signals)
                     meter = Meter()
                 elif stop:
                     save(job, stored, optimizer, state)
-                    raise stopped(job, state, caught)
+                    raise stopped(job, state, log, signals)
             if state.update not in state.validated:  # stopped before, and asked to go no further
-                validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)
-            if summary := finish(job, plain_copy(stored), state, texts.valid, len(texts.corpus), caught):
+                validate_and_save(job, stored, optimizer, state, texts.valid, log, signals)
+            if summary := finish(job, plain_copy(stored), state, texts.valid, len(texts.corpus), log, signals):
                 return summary
-            raise stopped(job, state, caught)
+            raise stopped(job, state, log, signals)
 
 
 # ------------------------------------------------------------------- before the first update
@@ -343,29 +346,6 @@ class Meter:
         return self.pieces / max(1e-9, time.monotonic() - self.begun)
 
 
-@contextmanager
-def signals() -> Generator[list[int]]:
-    """Collect SIGINT and SIGTERM, to be obeyed between two updates; a second one is obeyed at once."""
-    caught: list[int] = []
-
-    def remember(number: int, frame: Any) -> None:
-        caught.append(number)
-        for each in old:
-            signal.signal(each, signal.SIG_DFL)
-
-    old: dict[int, Any] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            old[number] = signal.signal(number, remember)
-    except ValueError:  # not in the main thread: whoever runs us there handles signals
-        old.clear()
-    try:
-        yield caught
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
 def validate_and_save(
     job: Job,
     stored: StoredModel,
@@ -373,26 +353,27 @@ def validate_and_save(
     state: TrainingState,
     valid: ValidationText,
     log: Log,
-    caught: list[int],
+    signals: Signals,
 ) -> None:
     """A checkpoint that may be averaged or become the best. A signal ends the validation, not the saving: whoever goes
     on from there validates first."""
-    scores = validate(job, plain_copy(stored), valid, "greedy", caught)
+    scores = validate(job, plain_copy(stored), valid, "greedy", signals)
     if scores:
         judge(state, scores)
         log.write(state.update, seconds=state.seconds, **{f"valid_{key}": value for key, value in scores.items()})
         show(job.reporter, state, scores)
     save(job, stored, optimizer, state)
     if not scores:
-        raise stopped(job, state, caught)
+        raise stopped(job, state, log, signals)
 
 
-def stopped(job: Job, state: TrainingState, caught: list[int]) -> Interrupted:
-    """What to say when a signal has ended the run, of whichever rank."""
-    return Interrupted(
-        max(job.world.gather(caught[0] if caught else 0)),
-        f"stopped after update {state.update:,}; all is saved. To go on: diglot train {shlex.quote(str(job.run))}",
-    )
+def stopped(job: Job, state: TrainingState, log: Log, signals: Signals) -> Interrupted:
+    """What to say, once, when a signal has ended the run, of whichever rank."""
+    number = max(job.world.gather(signals.caught))
+    log.write(state.update, stopped=number)
+    again = f"To go on: diglot train {shlex.quote(str(job.run))}"
+    said = f"stopped after update {state.update:,}; all is saved. {again}" if job.world.is_first else ""
+    return Interrupted(number, said)
 
 
 def plain_copy(stored: StoredModel) -> StoredModel:

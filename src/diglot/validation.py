@@ -14,13 +14,15 @@ import diglot
 from diglot import checkpoint
 from diglot.checkpoint import StoredModel
 from diglot.config import Recipe
+from diglot.errors import CheckpointError, Interrupted
 from diglot.evaluate import Score, bleu
 from diglot.progress import Reporter
-from diglot.run import Job, TrainingState
+from diglot.run import Job, Log, TrainingState
+from diglot.signals import Signals
 from diglot.translator import Translator
 
 NUM_SAMPLES = 3  # translations shown at each validation
-LINES_AT_ONCE = 64  # of the validation text, between which a signal is obeyed
+LINES_AT_ONCE = 64  # of the validation text
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,25 @@ class ValidationText:
 
 
 def validate(
-    job: Job, stored: StoredModel, valid: ValidationText, method: str, caught: list[int]
+    job: Job, stored: StoredModel, valid: ValidationText, method: str, signals: Signals
 ) -> dict[str, Any] | None:
     """Perplexity and BLEU on the validation text, and a few translations; each rank does its share. None, if a signal
     was caught before the end."""
     world, translator = job.world, Translator([stored], device=job.device)
     own = sorted(range(len(valid.src)), key=lambda i: len(valid.src[i]))[world.rank :: world.size]
     share: list[tuple[int, float, int, str]] | None = []
-    with job.reporter.bar("validation", len(own)) as advance:
-        for start in range(0, len(own), LINES_AT_ONCE):
-            if caught:
-                share = None
-                break
-            part = own[start : start + LINES_AT_ONCE]
-            src, tgt, to = ([side[i] for i in part] if side else None for side in (valid.src, valid.tgt, valid.to))
-            scored = translator.score(src or [], tgt or [], to=to)
-            found = translator.translate(src or [], method=method, num_best=1, to=to)
-            for i, one, two in zip(part, scored, found, strict=True):
-                share.append((i, one.log_prob, one.num_pieces, two.text))
-            advance(len(part), "")
+    try:
+        with signals.at_once(), job.reporter.bar("validation", len(own)) as advance:
+            for start in range(0, len(own), LINES_AT_ONCE):
+                part = own[start : start + LINES_AT_ONCE]
+                src, tgt, to = ([side[i] for i in part] if side else None for side in (valid.src, valid.tgt, valid.to))
+                scored = translator.score(src or [], tgt or [], to=to)
+                found = translator.translate(src or [], method=method, num_best=1, to=to)
+                for i, one, two in zip(part, scored, found, strict=True):
+                    share.append((i, one.log_prob, one.num_pieces, two.text))
+                advance(len(part), "")
+    except Interrupted:
+        share = None
     shares = world.gather(share)
     if any(share is None for share in shares):
         return None
@@ -106,31 +108,28 @@ def show(reporter: Reporter, state: TrainingState, scores: dict[str, Any]) -> No
 
 
 def finish(
-    job: Job, stored: StoredModel, state: TrainingState, valid: ValidationText, num_pairs: int, caught: list[int]
+    job: Job,
+    stored: StoredModel,
+    state: TrainingState,
+    valid: ValidationText,
+    num_pairs: int,
+    log: Log,
+    signals: Signals,
 ) -> Summary | None:
     """6.1: average the last checkpoints. The last, the best and the average are scored, and the winner is the model.
     None, if a signal was caught before the end."""
     run, reporter = job.run, job.reporter
-    last = state.validated[-job.recipe.train.average :]
-    whole: dict[int, Path] = {}
-    for update in sorted({*last, state.best_update}):
-        step = checkpoint.step_path(run, update)
-        try:
-            checkpoint.check_directory(step)
-            whole[update] = step
-        except checkpoint.CheckpointError as error:
-            reporter.say(f"warning: {error} It is left out of the final model.")
-    candidates: dict[str, dict[str, Tensor]] = {}
-    if steps := [whole[update] for update in last if update in whole]:
-        candidates[f"average of the last {len(steps)}"] = checkpoint.average_weights(steps)
-    if best := whole.get(state.best_update):
-        candidates[f"best (update {state.best_update:,})"] = checkpoint.read_tensors(best / checkpoint.WEIGHTS)
-    in_memory = {name: weight.clone() for name, weight in checkpoint.weights_of(stored.model).items()}
-    candidates[f"last (update {state.update:,})"] = in_memory
+    try:
+        with signals.at_once():
+            candidates = read_candidates(job, stored, state)
+    except Interrupted:
+        candidates = {}
+    if not all(job.world.gather(len(candidates))):
+        return None
     scores: dict[str, dict[str, Any]] = {}
     for name, weights in candidates.items():
         checkpoint.put_weights(stored.model, weights)
-        found = validate(job, stored, valid, stored.spec.search.method, caught)
+        found = validate(job, stored, valid, stored.spec.search.method, signals)
         if not found:
             return None
         scores[name] = found
@@ -141,6 +140,7 @@ def finish(
     files = checkpoint.model_files(stored.spec, candidates[chosen], stored.src_subwords, stored.tgt_subwords, card)
     if job.world.is_first:
         checkpoint.write_directory(run / "model", files)
+        log.write(state.update, final=chosen, final_ppl=final["ppl"], final_bleu=final["bleu"])
     reporter.table(
         f"Validation ({len(valid.src):,} lines, {stored.spec.search.method}; {final['signature']})",
         ("model", "perplexity", "BLEU"),
@@ -159,6 +159,26 @@ def finish(
     reporter.say(f"The model is {model}: the {chosen}. To use it:\n  diglot translate {model} FILE")
     num_parameters = sum(p.numel() for p in stored.model.parameters())
     return Summary(run / "model", state.update, state.epoch + 1, state.seconds, state.skipped, num_parameters, scores)
+
+
+def read_candidates(job: Job, stored: StoredModel, state: TrainingState) -> dict[str, dict[str, Tensor]]:
+    """The weights that may become the final model, by what they are; broken checkpoints are passed over, and named."""
+    last = state.validated[-job.recipe.train.average :]
+    whole: dict[int, Path] = {}
+    for update in sorted({*last, state.best_update}):
+        step = checkpoint.step_path(job.run, update)
+        try:
+            checkpoint.check_directory(step)
+            whole[update] = step
+        except CheckpointError as error:
+            job.reporter.say(f"warning: {error} It is left out of the final model.")
+    candidates: dict[str, dict[str, Tensor]] = {}
+    if steps := [whole[update] for update in last if update in whole]:
+        candidates[f"average of the last {len(steps)}"] = checkpoint.average_weights(steps)
+    if best := whole.get(state.best_update):
+        candidates[f"best (update {state.best_update:,})"] = checkpoint.read_tensors(best / checkpoint.WEIGHTS)
+    in_memory = {name: weight.clone() for name, weight in checkpoint.weights_of(stored.model).items()}
+    return {**candidates, f"last (update {state.update:,})": in_memory}
 
 
 def model_card(
