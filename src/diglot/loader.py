@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from diglot.batching import LENGTHS, ROWS, micro_batches, pad, round_up, updates
+from diglot.batching import LENGTHS, ROWS, micro_batches, mix, pad, round_up, updates
 from diglot.config import Recipe
 from diglot.corpus import Corpus
 from diglot.errors import TrainingError
@@ -101,21 +101,22 @@ class UpdateReader(Dataset[Update]):
     def read_share(self, place: Place, bound: int) -> Update:
         """This rank's share of an update, in micro-batches of at most so many padded pieces."""
         rows, corpus = place.rows, self.corpus
-        order = np.lexsort((rows, corpus.src_pieces[rows], corpus.tgt_pieces[rows]))[::-1]
+        order = np.lexsort((rows, *corpus.lengths(rows)))[::-1]
         return self.cut(place, rows[order][self.world.rank :: self.world.size], bound)  # short and long ones for each
 
     def cut(self, place: Place, rows: NDArray[np.int64], bound: int) -> Update:
         """Encode rows and cut them into micro-batches by the lengths that they have come to."""
         if not len(rows):
             return Update(place, [], 0)
-        ids = self.corpus.rows[rows].astype(np.uint64)
+        ids = self.corpus.ids(rows).astype(np.uint64)
         src, tgt = self.encode(rows, mix(self.recipe.train.seed, place.epoch, ids))
         keys = mix(self.recipe.train.seed, ~place.update, ids).view(np.int64)
         num_src, num_tgt = (np.array([len(sequence) for sequence in side], np.int32) for side in (src, tgt))
         micros: list[MicroBatch] = []
         for chosen in micro_batches(np.arange(len(rows)), num_src, num_tgt, bound):
-            src_ids, src_lengths = pad([src[i] for i in chosen.tolist()], self.src_subwords.pad_id, LENGTHS)
-            tgt_ids, tgt_lengths = pad([tgt[i] for i in chosen.tolist()], self.tgt_subwords.pad_id, LENGTHS)
+            own: list[int] = chosen.tolist()
+            src_ids, src_lengths = pad([src[i] for i in own], self.src_subwords.pad_id, LENGTHS)
+            tgt_ids, tgt_lengths = pad([tgt[i] for i in own], self.tgt_subwords.pad_id, LENGTHS)
             micro = MicroBatch(src_ids, src_lengths, tgt_ids, tgt_lengths, keys[chosen])
             micros.append(micro.fill_up(bound))
         return Update(place, micros, int(num_tgt.sum()))
@@ -170,23 +171,12 @@ def places(corpus: Corpus, recipe: Recipe, update: int, epoch: int, skip: int) -
     """Every update of every epoch, from a place on."""
     groups = corpus.groups(recipe.data)
     while True:
-        order = updates(
-            corpus.src_pieces, corpus.tgt_pieces, recipe.train.update_pieces, recipe.train.seed, epoch, groups
-        )
+        order = updates(corpus.lengths, groups, recipe.train.update_pieces, recipe.train.seed, epoch)
         for number, rows in enumerate(order):
             if number >= skip:
                 yield Place(update, epoch, number, rows)
                 update += 1
         epoch, skip = epoch + 1, 0
-
-
-def mix(seed: int, number: int, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random bits for each id, by SplitMix64."""
-    base = np.random.SeedSequence((seed, number & 0xFFFFFFFFFFFFFFFF)).generate_state(1, np.uint64)
-    hashed = base + ids * np.uint64(0x9E3779B97F4A7C15)
-    hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    hashed = (hashed ^ hashed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return hashed ^ hashed >> np.uint64(31)
 
 
 def as_it_is(update: Update) -> Update:

@@ -31,7 +31,7 @@ def choose_micro_batch(job: Job, network: nn.Module, model: Transformer, reader:
         raise ConfigError("data.micro_batch = 'auto' cannot be tried with train.strategy = 'fsdp'; give a number.")
     device = model.output.weight.device
     pair = 2 * recipe.data.max_pieces
-    num_src, num_tgt = (int(side.sum(dtype=np.int64)) for side in (reader.corpus.src_pieces, reader.corpus.tgt_pieces))
+    num_src, num_tgt = (int(counts @ np.arange(len(counts))) for counts in reader.corpus.count_lengths())
     whole_update = int(1.3 * recipe.train.update_pieces * (num_src + num_tgt) / max(1, num_tgt) / world.size)
     moments = [torch.zeros_like(parameter) for parameter in model.parameters() for _ in range(2)]  # of Adam, soon
     before, num_pairs, fitted = used_memory(), 1, 0

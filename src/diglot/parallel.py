@@ -103,6 +103,11 @@ def join(device: str, timeout: float) -> Generator[World]:
         dist.destroy_process_group()
 
 
+def num_cores() -> int:
+    """Cores that this process may use: in a container fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def parallelize(model: Transformer, world: World, strategy: str, device: str) -> nn.Module:
     """The network as it is called in training: as it is, replicated on every rank, or shared out among them."""
     if world.size == 1:

@@ -26,7 +26,7 @@ SPELLS_CONTROL = re.compile(r"<0x(?:[01][0-9A-F]|7F)>")  # a line feed among the
 
 def clean(text: str) -> str:
     """What the network sees of a text: NFC, control characters as spaces."""
-    return unicodedata.normalize("NFC", CONTROL.sub(" ", text))
+    return unicodedata.normalize("NFC", text if text.isprintable() else CONTROL.sub(" ", text))
 
 
 class Subwords:
@@ -77,6 +77,10 @@ class Subwords:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The pieces of each text, many at a time."""
         return self._processor.encode([clean(text) for text in texts])
+
+    def count_pieces(self, texts: Sequence[str]) -> list[int]:
+        """How many pieces each of some clean texts has, in this thread alone."""
+        return [len(pieces) for pieces in self._processor.encode(list(texts), num_threads=1)]
 
     def decode(self, pieces: Sequence[int]) -> str:
         """The text of pieces; special ids say nothing."""

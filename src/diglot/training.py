@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import hashlib
 import math
-import os
 import shlex
 import signal
 import sys
@@ -26,7 +25,7 @@ import torch
 from torch import nn
 
 from diglot import checkpoint
-from diglot.batching import num_updates_of_epoch
+from diglot.batching import num_updates_of, pieces_of_epoch
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe, TrainConfig, to_toml
 from diglot.corpus import Corpus
@@ -35,7 +34,7 @@ from diglot.loader import IDLE, Place, Update, UpdateReader, read_updates
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
-from diglot.parallel import is_out_of_memory, is_shared_out, join, parallelize, sync_gradients, whole
+from diglot.parallel import is_out_of_memory, is_shared_out, join, num_cores, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
 from diglot.run import Job, Log, TrainingState, in_use, resolve, restore, save
 from diglot.schedule import lrate, make_optimizer
@@ -44,6 +43,7 @@ from diglot.translator import choose_device
 from diglot.validation import Summary, ValidationText, finish, judge, show, validate
 
 SKIPS_IN_A_ROW = 10
+LONGEST_SHARE = 0.999  # of the sources are at most as long as what is translated at once
 WORKERS_OF_A_GPU = 4  # processes that read ahead; beside a CPU one is plenty
 
 
@@ -65,7 +65,8 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         with world.first_goes_ahead():
             texts = read_texts(job, resumed or init)
         check_alike(texts, world)
-        longest = max(16, int(np.quantile(texts.corpus.src_pieces, 0.999, method="higher")))
+        counts = texts.corpus.count_lengths()[0].cumsum()
+        longest = max(16, int(np.searchsorted(counts, LONGEST_SHARE * len(texts.corpus))))
         search = dataclasses.replace(recipe.search, max_segment=recipe.search.max_segment or longest)
         spec = ModelSpec(recipe.model, recipe.languages, search)
 
@@ -155,11 +156,6 @@ def keep_freed_memory() -> None:
             libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def num_cores() -> int:
-    """Cores that this process may use: in a container fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def find_resumed(job: Job) -> StoredModel | None:
     """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said."""
     newest, complaints = checkpoint.newest_step(job.run)
@@ -175,7 +171,9 @@ def find_resumed(job: Job) -> StoredModel | None:
 def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingState) -> None:
     """One paragraph on what is about to run."""
     num = sum(p.numel() for p in model.parameters())
-    epoch = num_updates_of_epoch(texts.corpus.tgt_pieces, job.recipe.train.update_pieces)
+    groups = texts.corpus.groups(job.recipe.data)
+    pieces = pieces_of_epoch(texts.corpus.lengths, groups, job.recipe.train.seed, state.epoch)
+    epoch = num_updates_of(pieces, job.recipe.train.update_pieces)
     doing = f"Going on after update {state.update:,}" if state.update else "Training"
     ranks = f" on {job.world.size} ranks ({job.recipe.train.strategy})" if job.world.size > 1 else ""
     job.reporter.say(
@@ -264,7 +262,7 @@ def count(
     many in a row end the run."""
     state.update, state.pieces = state.update + 1, state.pieces + sums.pieces
     state.epoch, state.update_of_epoch = place.epoch, place.update_of_epoch + 1
-    ids = corpus.rows[place.rows].tobytes()
+    ids = corpus.ids(place.rows).tobytes()
     state.samples = hashlib.blake2b(bytes.fromhex(state.samples) + ids, digest_size=16).hexdigest()
     if is_finite:
         state.skipped_in_a_row = 0
