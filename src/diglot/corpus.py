@@ -37,7 +37,7 @@ from diglot.subwords import LEARNING_BYTES
 
 BLOCK, SMALL_BLOCK = 1 << 22, 1 << 16
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
-ROWS_AT_ONCE = 2048  # read in any order, before their pages are let go
+ROWS_AT_ONCE = 256  # read in any order, before their pages are let go: each brings in up to sixteen neighbours
 SECONDS_TO_SETTLE = 2  # in which a file may change without its time telling
 PLACES, LENGTHS, HASHES, FACTS = "places", "lengths", "hashes", "facts.json"  # the files of an index
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -388,8 +388,8 @@ class Corpus:
         """Source and target text of some pairs."""
         src: list[str] = []
         tgt: list[str] = []
-        for start in range(0, len(rows), ROWS_AT_ONCE // 8):
-            places: list[tuple[int, ...]] = self._places[self.ids(rows[start : start + ROWS_AT_ONCE // 8])].tolist()
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            places: list[tuple[int, ...]] = self._places[self.ids(rows[start : start + ROWS_AT_ONCE])].tolist()
             for number, _, a, b, c, d in places:
                 file = self.files[number]
                 src.append(file.src.data[a:b].decode())

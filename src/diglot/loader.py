@@ -6,6 +6,7 @@ nor of the ranks, of which each takes its share of the pairs.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import signal
 import sys
@@ -27,6 +28,8 @@ from diglot.model import padding_mask
 from diglot.parallel import World
 from diglot.run import TrainingState
 from diglot.texts import Texts
+
+PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
         sampler=places(reader.corpus, reader.recipe, state.update, state.epoch, state.update_of_epoch),
         num_workers=num_workers,
         collate_fn=as_it_is,  # pyright: ignore[reportArgumentType]
-        worker_init_fn=leave_signals,
+        worker_init_fn=follow_main,
         multiprocessing_context="fork" if num_workers else None,
     )
     with warnings.catch_warnings():  # of a fork in a process with threads: a worker runs nothing of theirs
@@ -184,7 +187,11 @@ def as_it_is(update: Update) -> Update:
     return update
 
 
-def leave_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends with it."""
+def follow_main(worker: int) -> None:
+    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends when it does, be it killed.
+
+    Left alone, a worker that waits to send what nobody will read would hold on to the run's lock for ever.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -38,6 +38,7 @@ class World:
     size: int = 1
     local_rank: int = 0  # on its machine
     timeout: float = 600.0
+    num_here: int = 1  # ranks on its machine
 
     @property
     def is_first(self) -> bool:
@@ -98,7 +99,8 @@ def join(device: str, timeout: float) -> Generator[World]:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, timeout)
+        num_here = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        yield World(dist.get_rank(), dist.get_world_size(), local_rank, timeout, num_here)
     finally:
         dist.destroy_process_group()
 

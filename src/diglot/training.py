@@ -119,7 +119,8 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                 advance(1, f"loss {meter.loss:.3f}  {meter.speed:,.0f} pieces/s  epoch {state.epoch + 1}")
                 if due(state.update, log_every, goal):
                     log.write(state.update, epoch=state.epoch + 1, loss=meter.loss, nll=meter.nll, rate=rate, norm=norm,
-                              pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped)  # fmt: skip
+                              pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped,
+                              memory_splits=state.memory_splits)  # fmt: skip
                     meter = Meter()
                 if due(state.update, every, goal):
                     validate_and_save(job, stored, optimizer, state, texts.valid, log, caught)
