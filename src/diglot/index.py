@@ -151,10 +151,8 @@ def read_stretch(number: int, file: PairFile, stretch: Stretch, reading: Reading
             texts[0].append(src)
             texts[1].append(tgt)
     lengths = np.empty(len(kept), LENGTH)
-    lengths["src"] = reading.src_subwords.count_pieces(texts[0])
-    lengths["tgt"] = reading.tgt_subwords.count_pieces(texts[1])
-    lengths["src"] += 1 + reading.has_tags
-    lengths["tgt"] += 1
+    lengths["src"] = [len(pieces) + 1 + reading.has_tags for pieces in reading.src_subwords.encode_all(texts[0])]
+    lengths["tgt"] = [len(pieces) + 1 for pieces in reading.tgt_subwords.encode_all(texts[1])]
     longest, shortest = np.maximum(lengths["src"], lengths["tgt"]), np.minimum(lengths["src"], lengths["tgt"])
     is_long = longest > config.max_pieces
     is_odd = ~is_long & (longest > config.max_ratio * shortest)

@@ -21,6 +21,7 @@ from diglot.parallel import is_out_of_memory, sync_gradients
 from diglot.run import Job
 
 SHARE = 0.8  # of the free memory that a micro-batch may be expected to take: what is tried is not all that comes
+COPIES_TO_SAVE = 6  # of the weights: they and both moments, as bytes and as a file of them
 PROC, CGROUPS = Path("/proc/self"), Path("/sys/fs/cgroup")
 # limit, use, and what of that is given back when asked for, in control groups of version 1 and 2
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
@@ -39,8 +40,7 @@ def choose_micro_batch(job: Job, network: nn.Module, model: Transformer, reader:
     num_src, num_tgt = (int(counts @ np.arange(len(counts))) for counts in reader.corpus.count_lengths())
     whole_update = int(1.3 * recipe.train.update_pieces * (num_src + num_tgt) / max(1, num_tgt) / world.size)
     most = max(1, -(-whole_update // pair))
-    with moments_in_memory(model):
-        fitted = min(world.gather(largest_that_fits(job, network, model, most)))
+    fitted = min(world.gather(largest_that_fits(job, network, model, most)))
     if not fitted:
         raise TrainingError(
             f"memory is too small for one pair of data.max_pieces = {recipe.data.max_pieces} pieces a side: "
@@ -58,18 +58,16 @@ def largest_that_fits(job: Job, network: nn.Module, model: Transformer, most: in
     who uses it. So on a CPU nothing is tried that, by what the last try took, is not expected to fit.
     """
     length, on_cpu = job.recipe.data.max_pieces, job.device == "cpu"
-    before, allowed = used_memory(), SHARE * free_memory() / job.world.num_here
-    fitted, failed, taken = 0, sys.maxsize, 0
-    with contextlib.nullcontext() if on_cpu else share_of_gpu():
+    fitted, failed, taken, before = 0, sys.maxsize, 0, used_memory()
+    with memory_of_others(job, model) as allowed:
         while fitted < most and failed - fitted > max(1, fitted // 4):
             num = min(max(1, 2 * fitted), most)
             num = num if num < failed else (fitted + failed) // 2
-            if (not on_cpu or num * taken <= fitted * allowed) and fits(network, model, num, length, job.bf16):
+            expected = num * taken // max(1, fitted) if on_cpu else 0
+            if expected <= allowed and fits(network, model, num, length, job.bf16):
                 fitted, taken = num, peak_memory() - before
             else:
                 failed = num
-            if on_cpu and taken > allowed:
-                break
     return fitted
 
 
@@ -98,22 +96,22 @@ def fits(network: nn.Module, model: Transformer, num_pairs: int, length: int, bf
 
 
 @contextlib.contextmanager
-def moments_in_memory(model: Transformer) -> Generator[None]:
-    """With as much memory taken as the optimizer's moments will take; pages that were never written are not there."""
-    moments = [torch.ones_like(parameter) for parameter in model.parameters() for _ in range(2)]
-    yield
-    del moments
-
-
-@contextlib.contextmanager
-def share_of_gpu() -> Generator[None]:
-    """With a share of the GPU alone, so that in training fragments find their place."""
-    free, total = torch.cuda.mem_get_info()
+def memory_of_others(job: Job, model: Transformer) -> Generator[float]:
+    """What a micro-batch may be expected to take, while as much is held as the optimizer's moments and, on a CPU, the
+    copies of a checkpoint that is saved are going to take."""
+    weights = list(model.parameters())
+    free = free_memory() / job.world.num_here
+    moments = [torch.empty_like(weight) for weight in weights for _ in range(2)]
+    if job.device == "cpu":  # pages that nobody writes are held against a shell's limit alone: the rest is arithmetic
+        num_bytes = sum(weight.nbytes for weight in weights)
+        copies = np.empty(COPIES_TO_SAVE * num_bytes, np.uint8)
+        yield SHARE * free - 2 * num_bytes - copies.nbytes
+        return
+    free, total = torch.cuda.mem_get_info()  # a share of it, so that in training fragments find their place
     torch.cuda.set_per_process_memory_fraction((SHARE * free + torch.cuda.memory_reserved()) / total)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    yield SHARE * free
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    del moments
 
 
 # ------------------------------------------------------------------- of a CPU

@@ -75,12 +75,8 @@ class Subwords:
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The pieces of each text, many at a time."""
-        return self._processor.encode([clean(text) for text in texts])
-
-    def count_pieces(self, texts: Sequence[str]) -> list[int]:
-        """How many pieces each of some clean texts has, in this thread alone."""
-        return [len(pieces) for pieces in self._processor.encode(list(texts), num_threads=1)]
+        """The pieces of each text, in this thread: who encodes much has processes for it."""
+        return self._processor.encode([clean(text) for text in texts], num_threads=1)
 
     def decode(self, pieces: Sequence[int]) -> str:
         """The text of pieces; special ids say nothing."""

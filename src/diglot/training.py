@@ -53,7 +53,11 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
     `changed` names the keys in which the recipe may differ from the one that the run was begun with.
     """
     run, device = Path(recipe.train.out), choose_device(recipe.train.device)
-    with join(device, recipe.train.rank_timeout) as world, in_use(run, recipe) if world.is_first else nullcontext():
+    with (
+        naming_want_of_memory(run),
+        join(device, recipe.train.rank_timeout) as world,
+        in_use(run, recipe) if world.is_first else nullcontext(),
+    ):
         reporter = Reporter(quiet or not world.is_first)
         recipe, init = resolve(recipe, changed)
         job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
@@ -182,6 +186,20 @@ def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingS
         f"on {job.device} in {'bf16' if job.bf16 else 'fp32'}{ranks}; {job.recipe.train.max_updates:,} updates at "
         f"most, {epoch:,} an epoch."
     )
+
+
+@contextmanager
+def naming_want_of_memory(run: Path) -> Generator[None]:
+    """A sentence where memory ran out and less at once was no way out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"memory ran out ({str(error).partition(chr(10))[0]}). What was saved is intact; give it more memory, and "
+            f"go on: diglot train {shlex.quote(str(run))}"
+        ) from None
 
 
 # ------------------------------------------------------------------- during
