@@ -147,6 +147,8 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
     """The updates from where a run stands, epoch after epoch."""
     if not sys.platform.startswith("linux"):  # elsewhere a fork is not safe, and what maps files cannot be sent
         num_workers = 0
+    if num_workers and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # or a worker would hold on to its copy of all that was freed here
     loader = DataLoader(
         reader,
         batch_size=None,

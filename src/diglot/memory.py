@@ -21,7 +21,7 @@ from diglot.parallel import is_out_of_memory, sync_gradients
 from diglot.run import Job
 
 SHARE = 0.8  # of the free memory that a micro-batch may be expected to take: what is tried is not all that comes
-COPIES_TO_SAVE = 6  # of the weights: they and both moments, as bytes and as a file of them
+COPIES = 7  # of the weights: they and both moments, as bytes and as a file, when saved; those of a forked worker
 PROC, CGROUPS = Path("/proc/self"), Path("/sys/fs/cgroup")
 # limit, use, and what of that is given back when asked for, in control groups of version 1 and 2
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
@@ -97,14 +97,14 @@ def fits(network: nn.Module, model: Transformer, num_pairs: int, length: int, bf
 
 @contextlib.contextmanager
 def memory_of_others(job: Job, model: Transformer) -> Generator[float]:
-    """What a micro-batch may be expected to take, while as much is held as the optimizer's moments and, on a CPU, the
-    copies of a checkpoint that is saved are going to take."""
+    """What a micro-batch may be expected to take, while as much is held as the optimizer's moments and, on a CPU, all
+    copies of the weights are going to take."""
     weights = list(model.parameters())
     free = free_memory() / job.world.num_here
     moments = [torch.empty_like(weight) for weight in weights for _ in range(2)]
     if job.device == "cpu":  # pages that nobody writes are held against a shell's limit alone: the rest is arithmetic
         num_bytes = sum(weight.nbytes for weight in weights)
-        copies = np.empty(COPIES_TO_SAVE * num_bytes, np.uint8)
+        copies = np.empty(COPIES * num_bytes, np.uint8)
         yield SHARE * free - 2 * num_bytes - copies.nbytes
         return
     free, total = torch.cuda.mem_get_info()  # a share of it, so that in training fragments find their place

@@ -75,8 +75,9 @@ class Subwords:
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The pieces of each text, in this thread: who encodes much has processes for it."""
-        return self._processor.encode([clean(text) for text in texts], num_threads=1)
+        """The pieces of each text. Given many at once SentencePiece would start threads: who encodes much has processes
+        for that, and where memory is short a thread cannot be had."""
+        return [self._processor.encode(clean(text)) for text in texts]
 
     def decode(self, pieces: Sequence[int]) -> str:
         """The text of pieces; special ids say nothing."""

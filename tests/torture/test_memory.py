@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +65,8 @@ def diglot_train(directory: Path, out: str, *words: str, extra: int = 0, group: 
 def chosen_by(done: subprocess.CompletedProcess[str]) -> int:
     """The micro-batch that a run has chosen and trained with to its end."""
     assert done.returncode == 0, done.stderr
-    assert (found := CHOSEN.search(done.stderr)), done.stderr
+    found = CHOSEN.search(done.stderr)
+    assert found, done.stderr
     return int(found[1].replace(",", ""))
 
 
@@ -108,6 +110,8 @@ def control_group(name: str) -> Generator[Path]:
                 yield group
                 return
         finally:
+            while (group / "cgroup.procs").read_text():  # they have ended, and are being buried
+                time.sleep(0.1)
             group.rmdir()
     pytest.skip("no control group can be made here")
 
@@ -123,26 +127,33 @@ def killed_in(group: Path) -> int:
     return int(dict(line.split() for line in (group / name).read_text().splitlines()).get("oom_kill", 0))
 
 
+def highest_use(group: Path) -> int:
+    """Megabytes that a group has held at most, with what the system keeps of files for it."""
+    name = "memory.peak" if (group / "memory.peak").exists() else "memory.max_usage_in_bytes"
+    return int((group / name).read_text()) >> 20
+
+
 def test_what_fits_is_found_in_a_control_group_and_nothing_is_killed(directory: Path, torture: Torture):
-    free = diglot_train(directory, "free", "data.micro_batch=auto")
-    most, peak = chosen_by(free), peak_of(free)
-    least = peak_of(diglot_train(directory, "least", "data.micro_batch=128"))
-    limits = [least + 120, least + 180, peak + 200]
-    chosen: list[int] = []
-    for limit in limits:
+    def run(micro_batch: str, limit: int = 0) -> tuple[int, int]:
         with control_group(str(limit)) as group:
-            limit_group(group, limit)
-            done = diglot_train(directory, f"run{limit}", "data.micro_batch=auto", group=group)
-            chosen.append(chosen_by(done))
-            assert killed_in(group) == 0
-            assert peak_of(done) < limit
-    assert chosen == sorted(chosen)
+            if limit:
+                limit_group(group, limit)
+            done = diglot_train(directory, f"run{micro_batch}{limit}", f"data.micro_batch={micro_batch}", group=group)
+            assert killed_in(group) == 0, done.stderr
+            assert done.returncode == 0, done.stderr
+            return chosen_by(done) if micro_batch == "auto" else int(micro_batch), highest_use(group)
+
+    _, least = run("128")
+    most, use = run("auto")
+    limits = [least + int(share * (use - least)) for share in (0.7, 1.2, 2.0)]
+    chosen, uses = zip(*(run("auto", limit) for limit in limits), strict=True)
+    assert list(chosen) == sorted(chosen)
     assert chosen[0] < most
     torture.report(
         "the same in a memory control group",
         "less memory, fewer pieces at once; nothing killed",
-        f"{', '.join(f'{one:,}' for one in chosen)} pieces at once in {', '.join(map(str, limits))} MB (without a "
-        f"limit {most:,} in {peak} MB); 0 killed",
+        f"{', '.join(f'{one:,}' for one in chosen)} pieces at once in {', '.join(map(str, limits))} MB, of which "
+        f"{', '.join(map(str, uses))} were used at most (without a limit {most:,} pieces in {use} MB); 0 killed",
     )
 
 
