@@ -147,8 +147,7 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
     """The updates from where a run stands, epoch after epoch."""
     if not sys.platform.startswith("linux"):  # elsewhere a fork is not safe, and what maps files cannot be sent
         num_workers = 0
-    if num_workers and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)  # or a worker would hold on to its copy of all that was freed here
+    give_back_freed_memory()  # or a worker would hold on to its copy of it
     loader = DataLoader(
         reader,
         batch_size=None,
@@ -182,6 +181,12 @@ def places(corpus: Corpus, recipe: Recipe, update: int, epoch: int, skip: int) -
                 yield Place(update, epoch, number, rows)
                 update += 1
         epoch, skip = epoch + 1, 0
+
+
+def give_back_freed_memory() -> None:
+    """To the system, what glibc has kept of it for the next step."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def as_it_is(update: Update) -> Update:

@@ -152,5 +152,5 @@ def share_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or on the CPU."""
-    words = "can't allocate memory", "Cannot allocate memory", "bad_alloc"
+    words = "can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread"
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)

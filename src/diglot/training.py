@@ -30,7 +30,7 @@ from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe, TrainConfig, to_toml
 from diglot.corpus import Corpus
 from diglot.errors import Interrupted, TrainingError
-from diglot.loader import IDLE, Place, Update, UpdateReader, read_updates
+from diglot.loader import IDLE, Place, Update, UpdateReader, give_back_freed_memory, read_updates
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
@@ -255,6 +255,7 @@ def gradients_in_memory(
                 f"data.micro_batch={max(1, largest // 2)}"
             )
         model.zero_grad()
+        give_back_freed_memory()
         if job.device == "cuda":
             torch.cuda.empty_cache()
         state.micro_batch, state.memory_splits = max(1, largest // 2), state.memory_splits + 1
@@ -363,6 +364,7 @@ def validate_and_save(
 ) -> None:
     """A checkpoint that may be averaged or become the best. A signal ends the validation, not the saving: whoever goes
     on from there validates first."""
+    give_back_freed_memory()  # other sizes are asked for now than in an update
     scores = validate(job, plain_copy(stored), valid, "greedy", caught)
     if scores:
         judge(state, scores)

@@ -158,9 +158,10 @@ def test_what_fits_is_found_in_a_control_group_and_nothing_is_killed(directory: 
 
 
 def test_where_memory_runs_out_all_the_same_it_is_split_and_nothing_else_changes(directory: Path, torture: Torture):
-    free = diglot_train(directory, "free", "data.micro_batch=100000")
+    words = "data.micro_batch=100000", "train.update_pieces=12000"
+    free = diglot_train(directory, "free", *words)
     assert free.returncode == 0, free.stderr
-    limited = diglot_train(directory, "limited", "data.micro_batch=100000", extra=200)
+    limited = diglot_train(directory, "limited", *words, extra=350)
     assert limited.returncode == 0, limited.stderr
     assert "memory ran out; from now on at most" in limited.stderr
     splits = splits_of(directory / "limited")
