@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import diglot.corpus
+import diglot.index
 from diglot.config import DataConfig
 from diglot.corpus import (
     Corpus,
     TextFile,
-    index_corpus,
     lines_to_learn_from,
     open_pairs,
     open_stream,
@@ -32,6 +32,7 @@ from diglot.corpus import (
 )
 from diglot.demo import draw_corpus
 from diglot.errors import TextError
+from diglot.index import Reading, index_corpus
 from diglot.subwords import LEARNING_BYTES, Subwords
 
 Write = Callable[[str, str | bytes], Path]
@@ -58,7 +59,7 @@ def index(
     """Index files as training does."""
     files = open_pairs([str(p) for p in src], [str(p) for p in tgt], [str(p) for p in tsv])
     drops = io.StringIO()
-    corpus = index_corpus(files, subwords, subwords, DataConfig(**options), drops)  # type: ignore[arg-type]
+    corpus = index_corpus(files, Reading(subwords, subwords, DataConfig(**options)), drops)  # type: ignore[arg-type]
     return Indexed(corpus, listed(drops))
 
 
@@ -267,8 +268,8 @@ def test_texts_are_exactly_what_stands_in_the_files(write: Write, subwords: Subw
     pairs = [("  a\0b \u2028", "\u00a0c\rd"), ("e\u0301", "é"), ("\tx", "y\t"), ("</s>", "<pad>")]
     corpus = index_texts(write, subwords, pairs).corpus
     assert all_texts(corpus) == pairs
-    assert corpus.texts([2, 0, 2]) == (["\tx", "  a\0b \u2028", "\tx"], ["y\t", "\u00a0c\rd", "y\t"])
-    assert corpus.texts([]) == ([], [])
+    assert corpus.texts(np.array([2, 0, 2])) == (["\tx", "  a\0b \u2028", "\tx"], ["y\t", "\u00a0c\rd", "y\t"])
+    assert corpus.texts(np.arange(0)) == ([], [])
 
 
 def test_pieces_are_counted_with_the_end_piece(
@@ -276,8 +277,9 @@ def test_pieces_are_counted_with_the_end_piece(
 ) -> None:
     corpus = index_texts(write, subwords, phrases).corpus
     assert all_texts(corpus) == phrases
-    for name, side in (("src_pieces", 0), ("tgt_pieces", 1)):
-        assert corpus.column(name).tolist() == [len(subwords.encode(pair[side])) + 1 for pair in phrases]
+    for side, lengths in enumerate(corpus.lengths(np.arange(len(corpus)))):
+        assert lengths.tolist() == [len(subwords.encode(pair[side])) + 1 for pair in phrases]
+        assert corpus.count_lengths()[side][: lengths.max() + 1].tolist() == np.bincount(lengths).tolist()
 
 
 # ------------------------------------------------------------------- unequal numbers of lines
@@ -398,12 +400,13 @@ def test_what_is_kept_and_what_is_dropped_are_all_lines(
     for side, name in enumerate(("src", "tgt")):
         (directory / name).write_text("".join(pair[side] + "\n" for pair in pairs))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diglot.corpus, "PAIRS_AT_ONCE", at_once)
+        patch.setattr(diglot.index, "LINES_AT_ONCE", at_once)
+        patch.setattr(diglot.index, "ROWS_AT_ONCE", at_once)
         found = index(
             subwords, [directory / "src"], [directory / "tgt"], max_pieces=24, max_ratio=3.0,
             drop_duplicates=drop_duplicates, drop_same=drop_same,
         )  # fmt: skip
-    kept = [line + 1 for line in found.corpus.column("line").tolist()]
+    kept = [int(found.corpus.where(row).rpartition(":")[2]) for row in range(len(found.corpus))]
     dropped = [int(place.removeprefix("src:")) for _, place in found.drops]
     assert sorted(kept + dropped) == list(range(1, len(pairs) + 1))
     assert kept == sorted(kept)
@@ -414,7 +417,7 @@ def test_what_is_kept_and_what_is_dropped_are_all_lines(
 def test_progress_adds_up_to_the_number_of_lines(
     write: Write, subwords: Subwords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diglot.corpus, "PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr(diglot.index, "LINES_AT_ONCE", 3)
     for num_words, num_empty in ((0, 0), (3, 0), (7, 0), (2, 4), (7, 7)):
         path = write("pairs.tsv", "one\teins\n" * num_words + "\t\n" * num_empty)
         steps: list[int] = []
@@ -427,7 +430,8 @@ def test_progress_adds_up_to_the_number_of_lines(
             totals.append(total)
             yield lambda number, note: steps.append(number)
 
-        index_corpus(open_pairs([], [], [str(path)]), subwords, subwords, DataConfig(), io.StringIO(), progress)
+        reading = Reading(subwords, subwords, DataConfig())
+        index_corpus(open_pairs([], [], [str(path)]), reading, io.StringIO(), progress)
         assert totals == [sum(steps)] == [num_words + num_empty]
 
 
@@ -439,7 +443,7 @@ def test_a_line_of_a_million_characters_costs_a_count_and_no_memory(write: Write
     files[0].check()  # reads blocks of a fixed size
     tracemalloc.start()
     try:
-        corpus = index_corpus(files, subwords, subwords, DataConfig(), drops)
+        corpus = index_corpus(files, Reading(subwords, subwords, DataConfig()), drops)
         lines = list(lines_to_learn_from(files, True, True))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -523,18 +527,18 @@ def test_an_index_is_made_once_for_a_text_its_subwords_and_its_filters(
 ) -> None:
     (tmp_path / "cache").mkdir()
     made: list[Path] = []
-    real = diglot.corpus.write_index
+    real = diglot.index.write_index
 
     def write_index(path: Path, *rest: object) -> None:
         made.append(path)
         real(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(diglot.corpus, "write_index", write_index)
+    monkeypatch.setattr(diglot.index, "write_index", write_index)
 
     def indexed(text: str, name: str = "a.tsv", **options: object) -> Indexed:
         files, drops = open_pairs([], [], [str(write(name, text))]), io.StringIO()
-        config = DataConfig(**options)  # type: ignore[arg-type]
-        corpus = index_corpus(files, subwords, subwords, config, drops, cache=tmp_path / "cache")
+        reading = Reading(subwords, subwords, DataConfig(**options))  # type: ignore[arg-type]
+        corpus = index_corpus(files, reading, drops, cache=tmp_path / "cache")
         return Indexed(corpus, listed(drops))
 
     text = "one\teins\n\tzwei\nthree\tdrei\n"
@@ -555,8 +559,8 @@ def test_an_index_that_cannot_be_written_leaves_nothing(
     write: Write, subwords: Subwords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").mkdir()
-    monkeypatch.setattr(diglot.corpus, "PAIRS", "no/such")
+    monkeypatch.setattr(diglot.index, "PLACES", "no/such")
     files = open_pairs([], [], [str(write("a.tsv", "one\teins\n"))])
     with pytest.raises(TextError, match=r"cannot write the index of the corpus to .*: No such file or directory"):
-        index_corpus(files, subwords, subwords, DataConfig(), io.StringIO(), cache=tmp_path / "cache")
+        index_corpus(files, Reading(subwords, subwords, DataConfig()), io.StringIO(), cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())

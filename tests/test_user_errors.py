@@ -32,9 +32,10 @@ import torch
 import diglot
 from diglot import checkpoint, cli, demo, info, subwords
 from diglot.config import DataConfig, Recipe, load_recipe, to_toml, update_section
-from diglot.corpus import TextFile, index_corpus, open_pairs, open_stream, read_lines, stream_lines
+from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
 from diglot.errors import DiglotError
 from diglot.evaluate import evaluate
+from diglot.index import Reading, index_corpus
 from diglot.training import train
 from training_runs import small_recipe, write_pairs
 
@@ -239,7 +240,7 @@ def _(at: SimpleNamespace) -> None:
 def _(at: SimpleNamespace) -> None:
     pieces = subwords.load_subwords(at.model / "subwords.model")
     pairs = open_pairs([], [], [str(file(at, "a", b"one\ttwo\n" * 999))])
-    cause = partial(index_corpus, pairs, pieces, pieces, DataConfig(), io.StringIO(), cache=at.dir)
+    cause = partial(index_corpus, pairs, Reading(pieces, pieces, DataConfig()), io.StringIO(), cache=at.dir)
     with_limit(resource.RLIMIT_FSIZE, 9999, cause)
 
 

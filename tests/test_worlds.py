@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diglot.config import Recipe, load_recipe
-from diglot.corpus import index_corpus, open_pairs
+from diglot.corpus import open_pairs
+from diglot.index import Reading, index_corpus
 from diglot.loader import UpdateReader, places
 from diglot.parallel import World
 from diglot.subwords import Subwords
@@ -28,7 +29,7 @@ def texts(phrases: list[tuple[str, str]], subwords: Subwords, tmp_path_factory: 
     for side, name in enumerate(names):
         Path(name).write_text("".join(pair[side] + "\n" for pair in phrases[:120]))
     files = open_pairs([names[0]], [names[1]])
-    corpus = index_corpus(files, subwords, subwords, recipe_of(1).data, io.StringIO())
+    corpus = index_corpus(files, Reading(subwords, subwords, recipe_of(1).data), io.StringIO())
     return Texts(subwords, subwords, corpus, ValidationText([], [], []))
 
 

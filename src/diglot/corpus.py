@@ -1,8 +1,8 @@
-"""Text files to an index of sentence pairs: read, check, filter, count.
+"""Text files, and the sentence pairs in them.
 
-The text stays in its files, memory-mapped; a pair is a row of numbers in an index, which is a file too, made once for a
-text, its subwords and its filters, and shared by runs and ranks. So memory does not grow with the corpus. A line is
-what LF ends and nothing else. Nothing is dropped in silence: every dropped pair is counted, and named by file and line.
+The text stays in its files, memory-mapped; a pair is a row of numbers in an index (made by `index.py`), which is mapped
+too. What was read of either is let go at once, so memory does not grow with the corpus. A line is what LF ends and
+nothing else.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import errno
 import gzip
 import hashlib
 import itertools
+import json
 import mmap
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,41 +30,35 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from diglot.batching import shuffled, stretches
 from diglot.config import DataConfig
 from diglot.errors import TextError
-from diglot.subwords import LEARNING_BYTES, Subwords, clean
+from diglot.subwords import LEARNING_BYTES
 
-BLOCK = 1 << 24
+BLOCK, SMALL_BLOCK = 1 << 22, 1 << 16
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
-PAIRS_AT_ONCE = 20_000
-INDEX_FORMAT = 1  # to be raised when rows or filters come to mean something else
-PAIRS, DROPPED = "pairs", "dropped.tsv"  # the files of an index
+ROWS_AT_ONCE = 256  # read in any order, before their pages are let go: each brings in up to sixteen neighbours
+SECONDS_TO_SETTLE = 2  # in which a file may change without its time telling
+PLACES, LENGTHS, HASHES, FACTS = "places", "lengths", "hashes", "facts.json"  # the files of an index
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
 BOM = b"\xef\xbb\xbf"
 
-PAIR = np.dtype([
-    ("file", "u4"), ("line", "i8"),  # where it stands, from 0
+# The columns of an index, a file for what is read together; a row for each pair.
+PLACE = np.dtype([
+    ("file", "u4"), ("line", "i8"),  # from 0
     ("src_start", "i8"), ("src_end", "i8"), ("tgt_start", "i8"), ("tgt_end", "i8"),  # bytes
-    ("src_pieces", "i4"), ("tgt_pieces", "i4"),  # with the end piece
-    ("src_hash", "u8"), ("tgt_hash", "u8"),
 ])  # fmt: skip
-
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
-
-
-@contextmanager
-def no_progress(what: str, total: int) -> Generator[Callable[[int, str], None]]:
-    """A progress bar that nobody sees."""
-    yield lambda steps, note: None
+LENGTH = np.dtype([("src", "i4"), ("tgt", "i4")])  # pieces, with the end piece and the source's tag
+HASH = np.dtype([("src", "u8"), ("tgt", "u8")])  # of the text as the network sees it
 
 
 class TextFile:
     """The bytes of a text file; to count its lines checks that it is UTF-8 as a whole."""
 
     def __init__(self, path: Path, scratch: Path | None = None):
-        self.path = path
-        self.data = _open_bytes(path, scratch)
+        self.path, self.scratch = path, scratch
+        self.plain = _unpack(path, scratch) if path.suffix == ".gz" and scratch else path
+        self.data = open_bytes(self.plain)
         self.start = len(BOM) if self.data[: len(BOM)] == BOM else 0
 
     @cached_property
@@ -94,22 +89,29 @@ class TextFile:
     @cached_property
     def digest(self) -> str:
         """A hash of the content."""
-        digest = hashlib.sha256()
-        for start in range(0, len(self.data), BLOCK):
-            digest.update(memoryview(self.data)[start : start + BLOCK])
+        return _digest(self.plain, self.scratch)
+
+    def starts(self, every: int) -> list[int]:
+        """Where the first line starts, and from it on each so many-th."""
+        found, num = [self.start], 0
+        for start in range(0, len(self.data), SMALL_BLOCK):
+            block = np.frombuffer(self.data[start : start + SMALL_BLOCK], np.uint8)
+            ends = np.flatnonzero(block == ord("\n"))
+            found += (start + 1 + ends[(every - 1 - num) % every :: every]).tolist()
+            num += len(ends)
             self.release()
-        return digest.hexdigest()
+        return [start for start in found if start < len(self.data)]
 
     def release(self) -> None:
         """Have the pages of the file that were read no longer count as memory of this process."""
         _release(self.data)
 
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """Where each line starts and ends; a CR before the LF is no part of it."""
-        start, size, released = self.start, len(self.data), 0
-        while start < size:
+    def spans(self, start: int | None = None, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Where each line starts and ends, of all or of those in a stretch; a CR before the LF is no part of it."""
+        start, stop, released = start or self.start, len(self.data) if stop is None else stop, 0
+        while start < stop:
             end = self.data.find(b"\n", start)
-            end = size if end < 0 else end
+            end = len(self.data) if end < 0 else end
             yield start, end - (end > start and self.data[end - 1 : end] == b"\r")
             start = end + 1
             if start - released > BLOCK:
@@ -140,29 +142,55 @@ def _release(data: object) -> None:
         data.madvise(mmap.MADV_DONTNEED)
 
 
-def _open_bytes(path: Path, scratch: Path | None) -> bytes | mmap.mmap:
-    """The file's bytes, mapped; what ends in .gz is unpacked into `scratch`, or into memory without one."""
+def open_bytes(path: Path) -> bytes | mmap.mmap:
+    """A file's bytes, mapped; what is packed is unpacked into memory."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as packed:
-                if scratch is None:
-                    return packed.read()
-                scratch.mkdir(parents=True, exist_ok=True)
-                with path.open("rb") as file:
-                    unpacked = scratch / f"text-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
-                if not unpacked.exists():
-                    with tempfile.NamedTemporaryFile(dir=scratch, prefix=".text-") as out:
-                        shutil.copyfileobj(packed, out, BLOCK)
-                        out.flush()
-                        with contextlib.suppress(FileExistsError):  # another process was faster
-                            os.link(out.name, unpacked)
-            path = unpacked
         with path.open("rb") as file:
+            if path.suffix == ".gz":
+                with gzip.open(file) as packed:
+                    return packed.read()
             if file.seek(0, 2) == 0:
                 return b""
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except UNPACKING as error:
         raise TextError(f"cannot unpack {path}: {error}.") from None
+    except OSError as error:
+        raise TextError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def _unpack(path: Path, scratch: Path) -> Path:
+    """Where a packed file lies unpacked, by its content."""
+    unpacked = scratch / f"text-{_digest(path, scratch)[:32]}"
+    try:
+        if not unpacked.exists():
+            with gzip.open(path) as packed, tempfile.NamedTemporaryFile(dir=scratch, prefix=".text-") as out:
+                shutil.copyfileobj(packed, out, BLOCK)
+                out.flush()
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.link(out.name, unpacked)
+    except UNPACKING as error:
+        raise TextError(f"cannot unpack {path}: {error}.") from None
+    except OSError as error:
+        raise TextError(f"cannot unpack {path} into {scratch}: {error.strerror}.") from None
+    return unpacked
+
+
+def _digest(path: Path, scratch: Path | None) -> str:
+    """A hash of a file's content; of a file that has not changed since, the one that `scratch` remembers."""
+    try:
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            name = path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+            if scratch is None:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            scratch.mkdir(parents=True, exist_ok=True)
+            known = scratch / f"digest-{hashlib.sha256(repr(name).encode()).hexdigest()[:32]}"
+            if known.exists() and len(digest := known.read_text()) == 64:
+                return digest
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if time.time() - max(stat.st_mtime, stat.st_ctime) > SECONDS_TO_SETTLE:
+                known.write_text(digest)
+            return digest
     except OSError as error:
         raise TextError(f"cannot read {path}: {error.strerror}.") from None
 
@@ -210,6 +238,15 @@ def read_lines(path: Path) -> list[str]:
     return list(text.lines()) if text.num_lines else []
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Some lines of a text and of its translation."""
+
+    line: int  # the first, from 0
+    src: tuple[int, int]  # bytes
+    tgt: tuple[int, int]
+
+
 @dataclass
 class PairFile:
     """A text and its translation, line by line: two files, or one with TABs."""
@@ -235,13 +272,20 @@ class PairFile:
         """Both sides stand in one file."""
         return self.src is self.tgt
 
-    def spans(self) -> Iterator[tuple[int, int, int, int]]:
-        """Start and end of source and target of each line."""
+    def stretches(self, num_lines: int) -> list[Stretch]:
+        """The lines, so many at a time."""
+        sides = ([*side.starts(num_lines), len(side.data)] for side in (self.src, self.tgt))
+        spans = zip(*map(itertools.pairwise, sides), strict=True)
+        return [Stretch(i * num_lines, src, tgt) for i, (src, tgt) in enumerate(spans)]
+
+    def spans(self, stretch: Stretch | None = None) -> Iterator[tuple[int, int, int, int]]:
+        """Start and end of source and target of each line, of all or of a stretch."""
+        first, src, tgt = (stretch.line, stretch.src, stretch.tgt) if stretch else (0, (), ())
         if not self.is_tsv:
-            for (a, b), (c, d) in zip(self.src.spans(), self.tgt.spans(), strict=True):
+            for (a, b), (c, d) in zip(self.src.spans(*src), self.tgt.spans(*tgt), strict=True):
                 yield a, b, c, d
             return
-        for line, (start, end) in enumerate(self.src.spans(), 1):
+        for line, (start, end) in enumerate(self.src.spans(*src), first + 1):
             tab = self.src.data.find(b"\t", start, end)
             if tab < 0:
                 raise TextError(f"{self.src.path}, line {line}: no TAB between source and target.")
@@ -292,47 +336,70 @@ def lines_to_learn_from(files: Sequence[PairFile], src: bool, tgt: bool) -> Iter
 class Corpus:
     """The pairs that passed the filters: rows of an index, over text that stays in its files."""
 
-    def __init__(self, files: Sequence[PairFile], index: NDArray[Any], dropped: Counter[str]):
-        self.files, self.index, self.dropped = files, index, dropped
-        self.rows: NDArray[np.int32] = np.arange(len(index), dtype=np.int32)  # of the index, but for held out pairs
-        self.src_pieces, self.tgt_pieces = self.column("src_pieces"), self.column("tgt_pieces")
+    def __init__(self, files: Sequence[PairFile], index: Path, dropped: Counter[str]):
+        self.files, self.dropped = files, dropped
+        facts = json.loads((index / FACTS).read_bytes())
+        self._fingerprint, self._ends = str(facts["fingerprint"]), np.array(facts["ends"], np.int64)
+        self._mapped = [open_bytes(index / name) for name in (PLACES, LENGTHS, HASHES)]
+        self._places, self._lengths, self._hashes = (
+            np.frombuffer(data, dtype) for data, dtype in zip(self._mapped, (PLACE, LENGTH, HASH), strict=True)
+        )
+        self.held_out = np.empty(0, np.int64)  # rows of the index that are no pairs of this corpus, in order
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._places) - len(self.held_out)
 
-    def column(self, name: str) -> NDArray[Any]:
-        """One number of every pair."""
-        column = np.ascontiguousarray(self.index[name])[self.rows]
-        self.release()
-        return column
+    def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the index that pairs stand in; what is held out shifts those after it."""
+        before = np.searchsorted(self.held_out - np.arange(len(self.held_out)), rows, side="right")
+        return rows + before
+
+    def lengths(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The pieces of source and target of some pairs, with the end piece and the source's tag."""
+        found = self._read(self._lengths, self.ids(rows))
+        return found["src"], found["tgt"]
+
+    def _read(self, table: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[Any]:
+        found = np.empty(len(ids), table.dtype)
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            found[start : start + ROWS_AT_ONCE] = table[ids[start : start + ROWS_AT_ONCE]]
+            self.release()
+        return found
+
+    def count_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many pairs have a source, and how many a target, of 0, 1, 2 ... pieces."""
+        counts = np.zeros((2, 1), np.int64)
+        for rows in stretches(len(self)):
+            sides = self.lengths(rows)
+            longest = max(counts.shape[1] - 1, *(int(side.max()) for side in sides))
+            counts = np.pad(counts, ((0, 0), (0, longest + 1 - counts.shape[1])))
+            counts += np.stack([np.bincount(side, minlength=longest + 1) for side in sides])
+        return counts[0], counts[1]
 
     def release(self) -> None:
         """Let what was read of files no longer count as memory of this process."""
-        _release(getattr(self.index, "_mmap", None))
+        for mapped in self._mapped:
+            _release(mapped)
         for file in self.files:
             file.src.release()
             file.tgt.release()
 
-    def texts(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[list[str], list[str]]:
+    def texts(self, rows: NDArray[np.int64]) -> tuple[list[str], list[str]]:
         """Source and target text of some pairs."""
         src: list[str] = []
         tgt: list[str] = []
-        chosen = self.index[self.rows[rows]]
-
-        def column(name: str) -> list[int]:
-            return chosen[name].tolist()
-
-        spans = column("src_start"), column("src_end"), column("tgt_start"), column("tgt_end")
-        for number, a, b, c, d in zip(column("file"), *spans, strict=True):
-            file = self.files[number]
-            src.append(file.src.data[a:b].decode())
-            tgt.append(file.tgt.data[c:d].decode())
-        self.release()
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            places: list[tuple[int, ...]] = self._places[self.ids(rows[start : start + ROWS_AT_ONCE])].tolist()
+            for number, _, a, b, c, d in places:
+                file = self.files[number]
+                src.append(file.src.data[a:b].decode())
+                tgt.append(file.tgt.data[c:d].decode())
+            self.release()
         return src, tgt
 
     def groups(self, config: DataConfig) -> list[tuple[int, int, float]]:
         """The rows of each file, from and to, and how often they come in an epoch."""
-        ends: NDArray[np.int64] = np.searchsorted(self.column("file"), np.arange(len(self.files)), side="right")
+        ends = self._ends - np.searchsorted(self.held_out, self._ends)
         sizes: NDArray[np.int64] = np.diff(ends, prepend=0)
         wanted = sizes * np.array(config.weights or [1.0] * len(sizes))
         shares = wanted ** (1 / config.temperature)
@@ -343,165 +410,35 @@ class Corpus:
             if size
         ]
 
-    def files_of(self, rows: Sequence[int] | NDArray[np.int64]) -> list[int]:
+    def files_of(self, rows: NDArray[np.int64]) -> list[int]:
         """The number of the file that each pair stands in."""
-        return self.index[self.rows[rows]]["file"].tolist()
+        return self._places["file"][self.ids(rows)].tolist()
 
     def where(self, row: int) -> str:
         """The place of a pair, in words."""
-        pair = self.index[self.rows[row]]
-        return self.files[int(pair["file"])].where(int(pair["line"]))
+        place = self._places[self.ids(np.array([row]))[0]]
+        return self.files[int(place["file"])].where(int(place["line"]))
 
     def fingerprint(self) -> str:
         """A hash of the text of all pairs and of their order."""
-        digest = hashlib.sha256()
-        for name in ("src_hash", "tgt_hash", "src_pieces", "tgt_pieces"):
-            digest.update(self.column(name).tobytes())
-        return digest.hexdigest()
+        return hashlib.sha256(self._fingerprint.encode() + self.held_out.tobytes()).hexdigest()
 
     def hold_out(self, num: int, seed: int, drops: TextIO) -> tuple[list[str], list[str], list[int]]:
         """Take random pairs out, with every other pair of the same source text; their texts, and their files."""
-        hashes = self.column("src_hash")
-        order = np.random.default_rng([seed, len(self)]).permutation(len(self))
-        _, first = np.unique(hashes[order], return_index=True)
-        chosen = np.sort(order[np.sort(first)[:num]])
-        texts = (*self.texts(chosen), self.files_of(chosen))
-        taken = np.isin(hashes, hashes[chosen])
-        for row in np.flatnonzero(taken).tolist():
+        chosen: dict[int, int] = {}  # hash of the source to the first row that has it
+        for places in stretches(len(self)):
+            if len(chosen) >= num:
+                break
+            rows = shuffled(places, len(self), seed)
+            for row, source in zip(rows.tolist(), self._read(self._hashes, rows)["src"].tolist(), strict=True):
+                if len(chosen) < num:
+                    chosen.setdefault(source, row)
+        rows = np.sort(np.array([*chosen.values()], np.int64))
+        texts = (*self.texts(rows), self.files_of(rows))
+        sources = np.array([*chosen], np.uint64)
+        taken = [rows[np.isin(self._read(self._hashes, rows)["src"], sources)] for rows in stretches(len(self))]
+        for row in (held_out := np.concatenate([rows[:0], *taken])).tolist():
             drops.write(f"held out\t{self.where(row)}\n")
             self.dropped["held out"] += 1
-        self.rows, self.src_pieces, self.tgt_pieces = (
-            column[~taken] for column in (self.rows, self.src_pieces, self.tgt_pieces)
-        )
+        self.held_out = held_out
         return texts
-
-
-def index_corpus(
-    files: Sequence[PairFile],
-    src_subwords: Subwords,
-    tgt_subwords: Subwords,
-    config: DataConfig,
-    drops: TextIO,
-    progress: Progress = no_progress,
-    cache: Path | None = None,
-) -> Corpus:
-    """Index the pairs that pass the filters; name the others, with the reason, in `drops`.
-
-    An index of the same text, subwords and filters is taken from `cache`, or left there.
-    """
-    key = index_key(files, src_subwords, tgt_subwords, config)
-    with tempfile.TemporaryDirectory() as scratch:
-        path = (cache or Path(scratch)) / f"index-{key}"
-        if not path.exists():
-            for file in files:
-                file.check()
-            num_lines = sum(file.src.num_lines for file in files)
-            new = Path(tempfile.mkdtemp(prefix=".index-", dir=path.parent))
-            try:
-                with progress("reading pairs", num_lines) as advance:
-                    write_index(new, files, src_subwords, tgt_subwords, config, advance)
-                try:
-                    new.rename(path)
-                except OSError:
-                    if not path.exists():  # as it does where another process was faster
-                        raise
-            except OSError as error:
-                raise TextError(
-                    f"cannot write the index of the corpus to {path.parent}: {error.strerror}. Make room there, or "
-                    "let DIGLOT_CACHE name another directory."
-                ) from None
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
-        index = np.empty(0, PAIR)
-        if (path / PAIRS).stat().st_size:
-            index = np.memmap(path / PAIRS, PAIR, "r")
-        dropped: Counter[str] = Counter()
-        with (path / DROPPED).open(encoding="utf-8") as lines:
-            for line in lines:
-                reason, number, place = line.split("\t")
-                dropped[reason] += 1
-                drops.write(f"{reason}\t{files[int(number)].where(int(place))}\n")
-    return Corpus(files, index, dropped)
-
-
-def index_key(files: Sequence[PairFile], src_subwords: Subwords, tgt_subwords: Subwords, config: DataConfig) -> str:
-    """A name for all that an index depends on."""
-    texts = [(file.src.digest, file.tgt.digest) for file in files]
-    vocabularies = [hashlib.sha256(side.proto).hexdigest() for side in (src_subwords, tgt_subwords)]
-    filters = config.max_pieces, config.max_ratio, config.drop_duplicates, config.drop_same
-    return hashlib.sha256(repr((INDEX_FORMAT, texts, vocabularies, filters)).encode()).hexdigest()[:32]
-
-
-def write_index(
-    path: Path,
-    files: Sequence[PairFile],
-    src_subwords: Subwords,
-    tgt_subwords: Subwords,
-    config: DataConfig,
-    advance: Callable[[int, str], None],
-) -> None:
-    """Write the rows of the pairs that pass, and the places of the others with the reason."""
-    with (path / PAIRS).open("wb") as pairs, (path / DROPPED).open("w", encoding="utf-8") as drops:
-        for number, file in enumerate(files):
-
-            def drop(line: int, reason: str, number: int = number) -> None:
-                drops.write(f"{reason}\t{number}\t{line}\n")
-
-            lines = enumerate(file.spans())
-            while block := list(itertools.islice(lines, PAIRS_AT_ONCE)):
-                rows, *texts = clean_pairs(block, file, config, drop)
-                encoded = src_subwords.encode_all(texts[0]), tgt_subwords.encode_all(texts[1])
-                kept: list[tuple[int, ...]] = []
-                for row, (src, tgt), one, two in zip(rows, zip(*encoded, strict=True), *texts, strict=True):
-                    num_src, num_tgt = len(src) + 1, len(tgt) + 1
-                    if max(num_src, num_tgt) > config.max_pieces:
-                        drop(row[0], "too long")
-                    elif max(num_src, num_tgt) > config.max_ratio * min(num_src, num_tgt):
-                        drop(row[0], "length ratio")
-                    else:
-                        kept.append((number, *row, num_src, num_tgt, _hash(one), _hash(two)))
-                pairs.write(np.array(kept, PAIR).tobytes())
-                advance(len(block), "")
-        pairs.flush()
-        if config.drop_duplicates and pairs.tell():
-            index = np.fromfile(path / PAIRS, PAIR)
-            keys = np.stack((index["src_hash"], index["tgt_hash"]), axis=1)
-            is_first = np.zeros(len(index), np.bool_)
-            is_first[np.unique(keys, axis=0, return_index=True)[1]] = True
-            for row in index[~is_first]:
-                drops.write(f"duplicate\t{row['file']}\t{row['line']}\n")
-            pairs.seek(0)
-            pairs.write(index[is_first].tobytes())
-            pairs.truncate()
-        for file in (pairs, drops):
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def clean_pairs(
-    block: Sequence[tuple[int, tuple[int, int, int, int]]],
-    file: PairFile,
-    config: DataConfig,
-    drop: Callable[[int, str], None],
-) -> tuple[list[tuple[int, int, int, int, int]], list[str], list[str]]:
-    """Line and place of the pairs that are worth encoding, and their texts as the network sees them."""
-    rows: list[tuple[int, int, int, int, int]] = []
-    texts: tuple[list[str], list[str]] = ([], [])
-    for line, (a, b, c, d) in block:
-        if max(b - a, d - c) > config.max_pieces * MAX_BYTES_OF_A_PIECE:
-            drop(line, "too long")
-            continue
-        one, two = clean(file.src.data[a:b].decode()).strip(), clean(file.tgt.data[c:d].decode()).strip()
-        if not one or not two:
-            drop(line, "empty")
-        elif config.drop_same and one == two:
-            drop(line, "same text")
-        else:
-            rows.append((line, a, b, c, d))
-            texts[0].append(one)
-            texts[1].append(two)
-    return rows, *texts
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from diglot.batching import LENGTHS, ROWS, micro_batches, pad, round_up, updates
+from diglot.batching import LENGTHS, ROWS, micro_batches, mix, pad, round_up, updates
 from diglot.config import Recipe
 from diglot.corpus import Corpus
 from diglot.errors import TrainingError
@@ -29,6 +29,8 @@ from diglot.model import padding_mask
 from diglot.parallel import World
 from diglot.run import TrainingState
 from diglot.texts import Texts
+
+PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,14 @@ class UpdateReader(Dataset[Update]):
     def read_share(self, place: Place, bound: int) -> Update:
         """This rank's share of an update, in micro-batches of at most so many padded pieces."""
         rows, corpus = place.rows, self.corpus
-        order = np.lexsort((rows, corpus.src_pieces[rows], corpus.tgt_pieces[rows]))[::-1]
+        order = np.lexsort((rows, *corpus.lengths(rows)))[::-1]
         return self.cut(place, rows[order][self.world.rank :: self.world.size], bound)  # short and long ones for each
 
     def cut(self, place: Place, rows: NDArray[np.int64], bound: int) -> Update:
         """Encode rows and cut them into micro-batches by the lengths that they have come to."""
         if not len(rows):
             return Update(place, [], 0)
-        ids = self.corpus.rows[rows].astype(np.uint64)
+        ids = self.corpus.ids(rows).astype(np.uint64)
         src, tgt = self.encode(rows, mix(self.recipe.train.seed, place.epoch, ids))
         keys = mix(self.recipe.train.seed, ~place.update, ids).view(np.int64)
         num_src, num_tgt = (np.array([len(sequence) for sequence in side], np.int32) for side in (src, tgt))
@@ -146,13 +148,14 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
     """The updates from where a run stands, epoch after epoch."""
     if not sys.platform.startswith("linux"):  # elsewhere a fork is not safe, and what maps files cannot be sent
         num_workers = 0
+    give_back_freed_memory()  # or a worker would hold on to its copy of it
     loader = DataLoader(
         reader,
         batch_size=None,
         sampler=places(reader.corpus, reader.recipe, state.update, state.epoch, state.update_of_epoch),
         num_workers=num_workers,
         collate_fn=as_it_is,  # pyright: ignore[reportArgumentType]
-        worker_init_fn=leave_signals,
+        worker_init_fn=follow_main,
         multiprocessing_context="fork" if num_workers else None,
     )
     with warnings.catch_warnings():  # of a fork in a process with threads: a worker runs nothing of theirs
@@ -179,9 +182,7 @@ def places(corpus: Corpus, recipe: Recipe, update: int, epoch: int, skip: int) -
     """Every update of every epoch, from a place on."""
     groups = corpus.groups(recipe.data)
     while True:
-        order = updates(
-            corpus.src_pieces, corpus.tgt_pieces, recipe.train.update_pieces, recipe.train.seed, epoch, groups
-        )
+        order = updates(corpus.lengths, groups, recipe.train.update_pieces, recipe.train.seed, epoch)
         for number, rows in enumerate(order):
             if number >= skip:
                 yield Place(update, epoch, number, rows)
@@ -189,13 +190,10 @@ def places(corpus: Corpus, recipe: Recipe, update: int, epoch: int, skip: int) -
         epoch, skip = epoch + 1, 0
 
 
-def mix(seed: int, number: int, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random bits for each id, by SplitMix64."""
-    base = np.random.SeedSequence((seed, number & 0xFFFFFFFFFFFFFFFF)).generate_state(1, np.uint64)
-    hashed = base + ids * np.uint64(0x9E3779B97F4A7C15)
-    hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    hashed = (hashed ^ hashed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return hashed ^ hashed >> np.uint64(31)
+def give_back_freed_memory() -> None:
+    """To the system, what glibc has kept of it for the next step."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def as_it_is(update: Update) -> Update:
@@ -203,9 +201,12 @@ def as_it_is(update: Update) -> Update:
     return update
 
 
-def leave_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends with it, and at once: it holds the lock of the
-    run and the connections to other ranks as well."""
+def follow_main(worker: int) -> None:
+    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends when it does, be it killed.
+
+    Left alone, a worker that waits to send what nobody will read would hold on to the run's lock and to the connections
+    with other ranks for ever.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; where there are workers there is Linux
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,41 +20,25 @@ from diglot.model import Transformer
 from diglot.parallel import is_out_of_memory, sync_gradients
 from diglot.run import Job
 
-SHARE = 0.8  # of the free memory that a micro-batch may be expected to take
-CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+SHARE = 0.8  # of the free memory that a micro-batch may be expected to take: what is tried is not all that comes
+COPIES = 7  # of the weights: they and both moments, as bytes and as a file, when saved; those of a forked worker
+PROC, CGROUPS = Path("/proc/self"), Path("/sys/fs/cgroup")
+# limit, use, and what of that is given back when asked for, in control groups of version 1 and 2
+VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+VERSION_2 = "memory.max", "memory.current", ("active_file", "inactive_file")
 
 
 def choose_micro_batch(job: Job, network: nn.Module, model: Transformer, reader: UpdateReader) -> int:
-    """The recipe's, or for "auto" the largest that fits with pairs of the longest length; at most a whole update."""
+    """The recipe's, or for "auto" the largest that fits with pairs of the longest length, to a fifth; at most a whole
+    update."""
     recipe, world = job.recipe, job.world
     if isinstance(recipe.data.micro_batch, int):
         return recipe.data.micro_batch
-    device = model.output.weight.device
     pair = 2 * recipe.data.max_pieces
-    num_src, num_tgt = (int(side.sum(dtype=np.int64)) for side in (reader.corpus.src_pieces, reader.corpus.tgt_pieces))
+    num_src, num_tgt = (int(counts @ np.arange(len(counts))) for counts in reader.corpus.count_lengths())
     whole_update = int(1.3 * recipe.train.update_pieces * (num_src + num_tgt) / max(1, num_tgt) / world.size)
-    moments = [torch.zeros_like(parameter) for parameter in model.parameters() for _ in range(2)]  # of Adam, soon
-    before, num_pairs, fitted = used_memory(), 1, 0
-    while not fitted or num_pairs * pair < 2 * whole_update:
-        if (
-            fitted
-            and device.type == "cpu"
-            and 2 * (used_memory() - before) > SHARE * (free_memory() + used_now() - before)
-        ):
-            break
-        try:
-            try_micro_batch(network, model, num_pairs, recipe.data.max_pieces, job.bf16)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            break
-        finally:
-            model.zero_grad()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        fitted, num_pairs = num_pairs, 2 * num_pairs
-    del moments
-    fitted = min(world.gather(fitted))
+    most = max(1, -(-whole_update // pair))
+    fitted = min(world.gather(largest_that_fits(job, network, model, most)))
     if not fitted:
         raise TrainingError(
             f"memory is too small for one pair of data.max_pieces = {recipe.data.max_pieces} pieces a side: "
@@ -63,43 +49,121 @@ def choose_micro_batch(job: Job, network: nn.Module, model: Transformer, reader:
     return chosen
 
 
-def try_micro_batch(network: nn.Module, model: Transformer, num_pairs: int, length: int, bf16: bool) -> None:
-    """Forward and backward with so many pairs of a length."""
+def largest_that_fits(job: Job, network: nn.Module, model: Transformer, most: int) -> int:
+    """How many of the longest pairs: doubled while they fit, then between the last that did and the first that did not.
+
+    A GPU refuses what it has not got, and so does a shell's limit; a Linux machine or a container does not, but kills
+    who uses it. So on a CPU nothing is tried that, by what the last try took, is not expected to fit.
+    """
+    length, on_cpu = job.recipe.data.max_pieces, job.device == "cpu"
+    fitted, failed, taken, before = 0, sys.maxsize, 0, used_memory()
+    with memory_of_others(job, model) as allowed:
+        while fitted < most and failed - fitted > max(1, fitted // 4):
+            num = min(max(1, 2 * fitted), most)
+            num = num if num < failed else (fitted + failed) // 2
+            expected = num * taken // max(1, fitted) if on_cpu else 0
+            if expected <= allowed and fits(network, model, num, length, job.bf16):
+                fitted, taken = num, peak_memory() - before
+            else:
+                failed = num
+    return fitted
+
+
+def fits(network: nn.Module, model: Transformer, num_pairs: int, length: int, bf16: bool) -> bool:
+    """Whether so many pairs of a length go through the network, forward and backward."""
     device = model.output.weight.device.type
     ids, lengths = np.ones((num_pairs, length), np.int64), np.full(num_pairs, length, np.int64)
     micro = MicroBatch(ids, lengths, ids, lengths, np.arange(num_pairs))
-    src, src_mask, tgt, tgt_mask, keys = micro.tensors(device)
     network.train()
-    with sync_gradients(network, is_last=False), torch.autocast(device, torch.bfloat16, enabled=bf16):
-        hidden = network(src, src_mask, tgt, keys)
-        loss, _ = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias, tgt[tgt_mask], 0.1)
-        loss.backward()
+    forget_peak()
+    try:
+        src, src_mask, tgt, tgt_mask, keys = micro.tensors(device)
+        with sync_gradients(network, is_last=False), torch.autocast(device, torch.bfloat16, enabled=bf16):
+            hidden = network(src, src_mask, tgt, keys)
+            loss, _ = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias, tgt[tgt_mask], 0.1)
+            loss.backward()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        model.zero_grad()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return True
+
+
+@contextlib.contextmanager
+def memory_of_others(job: Job, model: Transformer) -> Generator[float]:
+    """What a micro-batch may be expected to take, while as much is held as the optimizer's moments and, on a CPU, all
+    copies of the weights are going to take."""
+    weights = list(model.parameters())
+    free = free_memory() / job.world.local_size
+    moments = [torch.empty_like(weight) for weight in weights for _ in range(2)]
+    if job.device == "cpu":  # pages that nobody writes are held against a shell's limit alone: the rest is arithmetic
+        num_bytes = sum(weight.nbytes for weight in weights)
+        copies = np.empty(COPIES * num_bytes, np.uint8)
+        yield SHARE * free - 2 * num_bytes - copies.nbytes
+        return
+    free, total = torch.cuda.mem_get_info()  # a share of it, so that in training fragments find their place
+    torch.cuda.set_per_process_memory_fraction((SHARE * free + torch.cuda.memory_reserved()) / total)
+    yield SHARE * free
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    del moments
+
+
+# ------------------------------------------------------------------- of a CPU
 
 
 def used_memory() -> int:
-    """The most bytes that this process has held in memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def used_now() -> int:
-    """The bytes that it holds now."""
+    """The bytes that this process holds."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int((PROC / "statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
-        return used_memory()
+        return peak_memory()
+
+
+def peak_memory() -> int:
+    """The most bytes that it has held, since that was last forgotten if the system can."""
+    try:
+        lines = (PROC / "status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_peak() -> None:
+    """Begin to look for a peak anew; where the system cannot, an older one makes us careful."""
+    with contextlib.suppress(OSError):
+        (PROC / "clear_refs").write_text("5")
 
 
 def free_memory() -> int:
-    """Bytes that this process can still get of what the machine has and the container and the shell allow."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
+    """Bytes that this process can still get of what the machine has, and its containers and its shell allow."""
+    left = [os.sysconf("SC_AVPHYS_PAGES") * resource.getpagesize()]
+    with contextlib.suppress(OSError):  # another system
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        left = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")] or left
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
-            free = min(free, limit - size)
-        limit, used = (path.read_text().strip() for path in CGROUPS)
-        return free if limit == "max" else min(free, int(limit) - int(used))
-    except (OSError, StopIteration, ValueError):  # another system, or no container
-        return free
+            left.append(limit - int((PROC / "statm").read_text().split()[0]) * resource.getpagesize())
+        left += left_in_groups()
+    return max(0, min(left))
+
+
+def left_in_groups() -> Iterator[int]:
+    """Bytes left in each control group that limits this process: its own, and those that hold it."""
+    for line in (PROC / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, use, given_back = VERSION_1 if controllers else VERSION_2
+        root = CGROUPS / "memory" if controllers else CGROUPS
+        own = root / path.lstrip("/")  # in a container it may not be seen, but what holds it is
+        for group in (own, *own.parents):
+            if not group.is_relative_to(root) or not (group / limit).exists():
+                continue
+            most = (group / limit).read_text().strip()
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            if most != "max":
+                yield int(most) - int((group / use).read_text()) + sum(int(stat.get(name, 0)) for name in given_back)

@@ -136,6 +136,11 @@ def is_broken_line(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
+def num_cores() -> int:
+    """Cores that this process may use: in a container fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def parallelize(model: Transformer, world: World, strategy: str, device: str) -> nn.Module:
     """The network as it is called in training: as it is, replicated on every rank, or shared out among them."""
     if world.size == 1:
@@ -180,5 +185,6 @@ def share_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or on the CPU."""
-    words = "can't allocate memory", "Cannot allocate memory", "bad_alloc", "could not create a primitive"
+    words = "can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread"
+    words = (*words, "could not create a primitive")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -285,6 +286,8 @@ def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state:
         moments["step"] = kept["step"].cpu() if kept else moments["step"]
     if job.world.is_first:
         run = job.run
+        # safetensors ends the process where it is refused memory; this is refused with an error
+        np.empty(2 * sum(tensor.nbytes for tensor in (*weights.values(), *moments.values())), np.uint8)
         card = f"A checkpoint of a training run, after update {state.update}.\n"
         files = checkpoint.model_files(stored.spec, weights, stored.src_subwords, stored.tgt_subwords, card)
         files[MOMENTS] = safetensors.torch.save(moments)

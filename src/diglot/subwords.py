@@ -32,7 +32,7 @@ SPELLS_CONTROL = re.compile(r"<0x(?:[01][0-9A-F]|7F)>")  # a line feed among the
 
 def clean(text: str) -> str:
     """What the network sees of a text: NFC, control characters as spaces."""
-    return unicodedata.normalize("NFC", CONTROL.sub(" ", text))
+    return unicodedata.normalize("NFC", text if text.isprintable() else CONTROL.sub(" ", text))
 
 
 class Subwords:
@@ -114,8 +114,9 @@ class Subwords:
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The pieces of each text, many at a time."""
-        return self._processor.encode([clean(text) for text in texts])
+        """The pieces of each text. Given many at once SentencePiece would start threads: who encodes much has processes
+        for that, and where memory is short a thread cannot be had."""
+        return [self._processor.encode(clean(text)) for text in texts]
 
     def decode(self, pieces: Sequence[int]) -> str:
         """The text of pieces; special ids say nothing."""

@@ -11,9 +11,17 @@ from typing import TextIO
 
 from diglot.checkpoint import StoredModel, write_file, writing
 from diglot.config import Recipe
-from diglot.corpus import Corpus, PairFile, cache_directory, index_corpus, lines_to_learn_from, open_pairs
+from diglot.corpus import (
+    MAX_BYTES_OF_A_PIECE,
+    Corpus,
+    PairFile,
+    cache_directory,
+    lines_to_learn_from,
+    open_pairs,
+)  # fmt: skip
 from diglot.errors import TextError, TrainingError
-from diglot.parallel import World
+from diglot.index import Reading, index_corpus
+from diglot.parallel import World, num_cores
 from diglot.progress import Reporter
 from diglot.run import Job
 from diglot.signals import interruptible
@@ -40,7 +48,9 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
     src_subwords, tgt_subwords = get_subwords(recipe, start, files, cache, reporter)
     path = run / "dropped.tsv" if job.world.is_first else Path(os.devnull)
     with writing(path), path.open("w", encoding="utf-8") as drops:
-        corpus = index_corpus(files, src_subwords, tgt_subwords, data, drops, reporter.bar, cache)
+        reading = Reading(src_subwords, tgt_subwords, data, bool(recipe.languages.tags))
+        num_processes = recipe.train.threads or num_cores()
+        corpus = index_corpus(files, reading, drops, reporter.bar, cache, num_processes)
         num_lines = len(corpus) + sum(corpus.dropped.values())
         if data.valid_src or data.valid_tsv:
             valid = read_validation(recipe, src_subwords, tgt_subwords, drops, reporter)
@@ -91,8 +101,9 @@ def read_validation(
     for number, file in enumerate(open_pairs(data.valid_src, data.valid_tgt, data.valid_tsv)):
         file.check()
         for line, (a, b, c, d) in enumerate(file.spans()):
-            src, tgt = file.src.data[a:b].decode(), file.tgt.data[c:d].decode()
-            if max(len(src_subwords.encode(src)), len(tgt_subwords.encode(tgt))) >= limit:
+            is_long = max(b - a, d - c) > limit * MAX_BYTES_OF_A_PIECE  # such a line is not even read
+            src, tgt = ("", "") if is_long else (file.src.data[a:b].decode(), file.tgt.data[c:d].decode())
+            if is_long or max(len(src_subwords.encode(src)), len(tgt_subwords.encode(tgt))) >= limit:
                 drops.write(f"too long to validate on\t{file.where(line)}\n")
                 num_long += 1
                 continue

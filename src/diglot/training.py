@@ -14,7 +14,8 @@ import os
 import shlex
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +24,24 @@ import torch
 from torch import nn
 
 from diglot import checkpoint
-from diglot.batching import num_updates_of_epoch
+from diglot.batching import num_updates_of, pieces_of_epoch
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe, TrainConfig
 from diglot.corpus import Corpus
 from diglot.errors import CheckpointError, Interrupted, TrainingError
-from diglot.loader import IDLE, Place, Update, UpdateReader, naming_a_killed_worker, read_updates
+from diglot.loader import (
+    IDLE,
+    Place,
+    Update,
+    UpdateReader,
+    give_back_freed_memory,
+    naming_a_killed_worker,
+    read_updates,
+)
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
-from diglot.parallel import is_out_of_memory, is_shared_out, join, parallelize, sync_gradients, whole
+from diglot.parallel import is_out_of_memory, is_shared_out, join, num_cores, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
 from diglot.run import (
     Job,
@@ -53,6 +62,7 @@ from diglot.translator import choose_device
 from diglot.validation import Summary, ValidationText, finish, judge, show, validate
 
 SKIPS_IN_A_ROW = 10
+LONGEST_SHARE = 0.999  # of the sources are at most as long as what is translated at once
 WORKERS_OF_A_GPU = 4  # processes that read ahead; beside a CPU one is plenty
 NOTHING_TO_SAVE = "stopped before an update was made: there was nothing to save. To go on, repeat the command."
 
@@ -64,6 +74,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
     """
     run, device = Path(recipe.train.out), choose_device(recipe.train.device)
     with (
+        naming_want_of_memory(run),
         join(device, recipe.train.rank_timeout) as world,
         in_use(run, recipe) if world.is_first else nullcontext(),
         Signals(NOTHING_TO_SAVE if world.is_first else "") as signals,
@@ -81,7 +92,8 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         with world.first_goes_ahead():
             texts = read_texts(job, resumed or init)
         check_alike(texts, world)
-        longest = max(16, int(np.quantile(texts.corpus.src_pieces, 0.999, method="higher")))
+        counts = texts.corpus.count_lengths()[0].cumsum()
+        longest = max(16, int(np.searchsorted(counts, LONGEST_SHARE * len(texts.corpus))))
         search = dataclasses.replace(recipe.search, max_segment=recipe.search.max_segment or longest)
         spec = ModelSpec(recipe.model, recipe.languages, search)
 
@@ -134,7 +146,8 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                 advance(1, f"loss {meter.loss:.3f}  {meter.speed:,.0f} pieces/s  epoch {state.epoch + 1}")
                 if due(state.update, log_every, goal):
                     log.write(state.update, epoch=state.epoch + 1, loss=meter.loss, nll=meter.nll, rate=rate, norm=norm,
-                              pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped)  # fmt: skip
+                              pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped,
+                              memory_splits=state.memory_splits)  # fmt: skip
                     meter = Meter()
                 if due(state.update, every, goal):
                     validate_and_save(job, stored, optimizer, state, texts.valid, log, signals)
@@ -179,11 +192,6 @@ def repeat_exactly(device: str) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def num_cores() -> int:
-    """Cores that this process may use: in a container fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def find_resumed(job: Job) -> StoredModel | None:
     """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said. If all are broken,
     nothing is begun over them."""
@@ -207,7 +215,9 @@ def find_resumed(job: Job) -> StoredModel | None:
 def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingState) -> None:
     """One paragraph on what is about to run."""
     num = sum(p.numel() for p in model.parameters())
-    epoch = num_updates_of_epoch(texts.corpus.tgt_pieces, job.recipe.train.update_pieces)
+    groups = texts.corpus.groups(job.recipe.data)
+    pieces = pieces_of_epoch(texts.corpus.lengths, groups, job.recipe.train.seed, state.epoch)
+    epoch = num_updates_of(pieces, job.recipe.train.update_pieces)
     doing = f"Going on after update {state.update:,}" if state.update else "Training"
     ranks = f" on {job.world.size} ranks ({job.recipe.train.strategy})" if job.world.size > 1 else ""
     job.reporter.say(
@@ -215,6 +225,20 @@ def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingS
         f"on {job.device} in {'bf16' if job.bf16 else 'fp32'}{ranks}; {job.recipe.train.max_updates:,} updates at "
         f"most, {epoch:,} an epoch."
     )
+
+
+@contextmanager
+def naming_want_of_memory(run: Path) -> Generator[None]:
+    """A sentence where memory ran out and less at once was no way out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"memory ran out ({str(error).partition(chr(10))[0]}). What was saved is intact; give it more memory, and "
+            f"go on: diglot train {shlex.quote(str(run))}"
+        ) from None
 
 
 # ------------------------------------------------------------------- during
@@ -272,6 +296,7 @@ def gradients_in_memory(
                 + ("That is a single pair: begin anew with a lower data.max_pieces." if is_pair else f"Go on: {less}")
             )
         model.zero_grad()
+        give_back_freed_memory()
         if job.device == "cuda":
             torch.cuda.empty_cache()
         state.micro_batch, state.memory_splits = max(1, largest // 2), state.memory_splits + 1
@@ -298,7 +323,7 @@ def count(
     many in a row end the run."""
     state.update, state.pieces = state.update + 1, state.pieces + sums.pieces
     state.epoch, state.update_of_epoch = place.epoch, place.update_of_epoch + 1
-    ids = corpus.rows[place.rows].tobytes()
+    ids = corpus.ids(place.rows).tobytes()
     state.samples = hashlib.blake2b(bytes.fromhex(state.samples) + ids, digest_size=16).hexdigest()
     if is_finite:
         state.skipped_in_a_row = 0
@@ -357,6 +382,7 @@ def validate_and_save(
 ) -> None:
     """A checkpoint that may be averaged or become the best. A signal ends the validation, not the saving: whoever goes
     on from there validates first."""
+    give_back_freed_memory()  # other sizes are asked for now than in an update
     scores = validate(job, plain_copy(stored), valid, "greedy", signals)
     if scores:
         judge(state, scores)

@@ -16,6 +16,7 @@ from diglot.checkpoint import StoredModel
 from diglot.config import Recipe
 from diglot.errors import CheckpointError, Interrupted
 from diglot.evaluate import Score, bleu
+from diglot.parallel import is_out_of_memory
 from diglot.progress import Reporter
 from diglot.run import Job, Log, TrainingState
 from diglot.signals import Signals
@@ -59,11 +60,7 @@ def validate(
         with signals.at_once(), job.reporter.bar("validation", len(own)) as advance:
             for start in range(0, len(own), LINES_AT_ONCE):
                 part = own[start : start + LINES_AT_ONCE]
-                src, tgt, to = ([side[i] for i in part] if side else None for side in (valid.src, valid.tgt, valid.to))
-                scored = translator.score(src or [], tgt or [], to=to)
-                found = translator.translate(src or [], method=method, num_best=1, to=to)
-                for i, one, two in zip(part, scored, found, strict=True):
-                    share.append((i, one.log_prob, one.num_pieces, two.text))
+                share += validate_lines(translator, valid, part, method)
                 advance(len(part), "")
     except Interrupted:
         share = None
@@ -82,6 +79,26 @@ def validate(
         "signature": score.signature,
         "samples": samples[:NUM_SAMPLES],
     }
+
+
+def validate_lines(
+    translator: Translator, valid: ValidationText, lines: list[int], method: str
+) -> list[tuple[int, float, int, str]]:
+    """Number, log-probability, pieces and translation of some lines; if memory runs out, of half of them at a time:
+    what becomes of a line does not depend on those beside it."""
+    src, tgt = ([side[i] for i in lines] for side in (valid.src, valid.tgt))
+    to = [valid.to[i] for i in lines] if valid.to else None
+    try:
+        scored = translator.score(src, tgt, to=to)
+        found = translator.translate(src, method=method, num_best=1, to=to)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or len(lines) == 1:
+            raise
+    else:
+        return [(i, one.log_prob, one.num_pieces, two.text) for i, one, two in zip(lines, scored, found, strict=True)]
+    middle = len(lines) // 2
+    halves = lines[:middle], lines[middle:]
+    return [line for half in halves for line in validate_lines(translator, valid, half, method)]
 
 
 def judge(state: TrainingState, scores: dict[str, Any]) -> None:
