@@ -480,7 +480,7 @@ def test_two_ranks_are_about_as_fast_as_one_with_two_threads(
         pytest.skip("in full alone")
     words = (
         "model.d_model=256", "model.d_ff=1024", "model.num_encoder_layers=3", "model.num_decoder_layers=3",
-        "train.update_pieces=2000", "data.micro_batch=4000", "train.max_updates=24", "train.valid_every=24",
+        "train.update_pieces=2000", "data.micro_batch=4000", "train.max_updates=16", "train.valid_every=16",
     )  # fmt: skip
     speeds: dict[str, list[float]] = {"one": [], "two": []}
     for number in range(torture.times(6)):
