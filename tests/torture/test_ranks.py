@@ -220,7 +220,7 @@ def test_a_stopped_rank_ends_the_job_and_is_named(start: Callable[..., Started],
         assert code != 0
         assert [line for line in sentences(said) if f"rank {stopped} on" in line] == sentences(said), said
         assert len(sentences(said)) == 1, said
-        assert took[-1] < TIMEOUT + 10
+        assert took[-1] < TIMEOUT + 20
     torture.report(
         f"a rank is stopped (SIGSTOP) while 2 or 3 ranks train or validate; train.rank_timeout = {TIMEOUT} s",
         "the job ends with one sentence that names it",
@@ -243,7 +243,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Started], 
         assert code != 0
         assert [line for line in sentences(said) if f"rank {killed} on" in line] == sentences(said), said
         assert len(sentences(said)) == 1, said
-        assert took[-1] < 15
+        assert took[-1] < 30
     torture.report(
         "a rank is killed (SIGKILL) while 2 or 3 ranks train or validate",
         "the job ends at once with one sentence that names it",
