@@ -220,7 +220,7 @@ def test_a_stopped_rank_ends_the_job_and_is_named(start: Callable[..., Started],
         assert code != 0
         assert [line for line in sentences(said) if f"rank {stopped} on" in line] == sentences(said), said
         assert len(sentences(said)) == 1, said
-        assert took[-1] < TIMEOUT + 10
+        assert took[-1] < TIMEOUT + 20
     torture.report(
         f"a rank is stopped (SIGSTOP) while 2 or 3 ranks train or validate; train.rank_timeout = {TIMEOUT} s",
         "the job ends with one sentence that names it",
@@ -243,7 +243,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Started], 
         assert code != 0
         assert [line for line in sentences(said) if f"rank {killed} on" in line] == sentences(said), said
         assert len(sentences(said)) == 1, said
-        assert took[-1] < 15
+        assert took[-1] < 30
     torture.report(
         "a rank is killed (SIGKILL) while 2 or 3 ranks train or validate",
         "the job ends at once with one sentence that names it",
@@ -480,7 +480,7 @@ def test_two_ranks_are_about_as_fast_as_one_with_two_threads(
         pytest.skip("in full alone")
     words = (
         "model.d_model=256", "model.d_ff=1024", "model.num_encoder_layers=3", "model.num_decoder_layers=3",
-        "train.update_pieces=2000", "data.micro_batch=4000", "train.max_updates=24", "train.valid_every=24",
+        "train.update_pieces=2000", "data.micro_batch=4000", "train.max_updates=16", "train.valid_every=16",
     )  # fmt: skip
     speeds: dict[str, list[float]] = {"one": [], "two": []}
     for number in range(torture.times(6)):
