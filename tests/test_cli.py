@@ -304,6 +304,7 @@ def test_a_changed_recipe_goes_on_as_the_refusal_says(run: Run, tmp_path: Path):
     assert (code, "cannot go on as another model: model.d_ff was 64 and is 32." in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_run_in_use_is_refused_until_its_process_is_killed(tmp_path: Path):
     recipe = small_recipe(tmp_path, "run", "train.max_updates=100000", "train.valid_every=2", "train.patience=0")
     (tmp_path / "r.toml").write_text(to_toml(recipe))

@@ -25,7 +25,7 @@ from training_runs import small_recipe, write_pairs
 
 pytestmark = pytest.mark.slow
 
-LONG = 120  # seconds after which a test gives up
+LONG = 300  # seconds after which a test gives up
 TIMED = {"seconds", "pieces_per_second"}
 
 
