@@ -28,7 +28,7 @@ from diglot.subwords import Subwords, learn
 from diglot.training import find_resumed
 
 INTERVAL = 10
-NETWORK = ModelConfig(d_model=8, d_ff=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+NETWORK = ModelConfig(d_model=8, d_ff=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, max_positions=64)
 
 
 class Saver:

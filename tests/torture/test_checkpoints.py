@@ -48,9 +48,19 @@ FAST = "--seccomp-bpf"  # stops at the traced calls alone; with it strace can se
 DIGLOT = str(Path(sys.executable).with_name("diglot"))
 
 
+@pytest.fixture
+def one_thread() -> Generator[None]:
+    """For networks so small that threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # ------------------------------------------------------------------- killed
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_kill_at_any_moment_of_saving_loses_nothing_that_was_saved(tmp_path: Path, torture):
     run, rng = tmp_path / "run", random.Random(1)
     context = multiprocessing.get_context("forkserver")
@@ -99,6 +109,7 @@ def trace(strace: tuple[str, ...], run: Path, num_saves: int, *words: str) -> su
     )
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_every_state_that_a_crash_may_leave_loads(tmp_path: Path, strace: tuple[str, ...], torture):
     states, rng = torture.times(1000), random.Random(1)
     kills = [  # a first process is killed before such a call: between two renames, before the fsync after them, ...
@@ -317,6 +328,7 @@ def test_what_is_written_beside_checkpoints_ends_in_a_sentence_too(tmp_path: Pat
     )
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_an_error_at_any_call_that_writes_ends_in_a_sentence(tmp_path: Path, strace: tuple[str, ...], torture):
     run, calls = tmp_path / "run", 0
     reports = trace(strace, run, 3, FAST, "-o", os.devnull).stdout.splitlines()
