@@ -173,7 +173,7 @@ def test_a_stream_that_is_not_utf8_is_named_by_line_and_byte() -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16_is_refused_by_name(write: Write, encoding: str) -> None:
     path = write("wide.txt", ("\ufeff" if encoding != "utf-16" else "").encode(encoding) + "ein Haus".encode(encoding))
-    with pytest.raises(TextError, match=r"wide\.txt is UTF-16; convert it: iconv -f UTF-16"):
+    with pytest.raises(TextError, match=r"wide\.txt is UTF-16; convert it, as with: iconv -f UTF-16"):
         read_lines(path)
 
 

@@ -74,7 +74,7 @@ def test_the_same_text_has_the_best_scores() -> None:
 def test_texts_of_unequal_length_or_of_none_are_refused(score: object) -> None:
     assert callable(score)
     with pytest.raises(
-        TextError, match=r"^there are 1,200 translations and 1 references; they must match line by line\.$"
+        TextError, match=r"^the translation has 1,200 lines and the reference has 1; they must match line by line\.$"
     ):
         score(["a"] * 1200, ["a"])
     with pytest.raises(TextError, match="there is no line to evaluate"):

@@ -88,6 +88,13 @@ def run_cli(*words: str) -> None:
         sys.argv = old
 
 
+def with_streams(name: str, cause: Callable[[], object], stream: object) -> object:
+    """What happens where a standard stream is another, or, as Python has it where it was closed, None."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, name, stream)
+        return cause()
+
+
 def trained(at: SimpleNamespace, *words: str) -> object:
     return train(small_recipe(at.dir, "run", "train.max_updates=1", "train.valid_every=1", *words), quiet=True)
 
@@ -153,6 +160,10 @@ case("DIR/r.toml is not TOML: ...")(lambda at: load_recipe(file(at, "r.toml", b"
 case("data.src = 3 must be a list of strings.")(lambda at: recipe("data.src=3"))
 case("train.seed = 'x' must be a whole number.")(lambda at: recipe("train.seed=x"))
 case("train.warmup_steps = 0 must be at least 1.")(lambda at: recipe("train.warmup_steps=0"))
+case("search.temperature = inf must be at most 1000.")(lambda at: recipe("search.temperature=inf"))
+case("train.seed = 9223372036854775808 must be a number of at most 63 bits.")(
+    lambda at: recipe(f"train.seed={1 << 63}")
+)
 case("model.norm = 'between' is none of: post, pre.")(lambda at: recipe("model.norm=between"))
 case("model.d_model = 130 must be even and divisible by model.num_heads = 4; change one of them.")(
     lambda at: recipe("model.d_model=130")
@@ -204,7 +215,7 @@ case("DIR/a, line 2, byte 3: 0xFC is not UTF-8; convert the file, as with: iconv
 case("standard input, line 2, byte 2: 0xFC is not UTF-8; convert the text, as with: iconv -f LATIN1 -t UTF-8")(
     lambda at: list(stream_lines(io.BytesIO(b"one\nf\xfcr\n"), "standard input"))
 )
-case("DIR/a is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 DIR/a > new")(
+case("DIR/a is UTF-16; convert it, as with: iconv -f UTF-16 -t UTF-8 OLD > NEW")(
     lambda at: read_lines(file(at, "a", "text".encode("utf-16")))
 )
 case("DIR/a has 3 lines and DIR/b has 2; they must match line by line. Their lengths run apart at line ...")(
@@ -216,13 +227,18 @@ case("DIR/a, line 1: no TAB between source and target.")(
 case("this SentencePiece model has no end piece; train it with --eos_id=1 (and --pad_id=0).")(
     lambda at: subwords.Subwords(at.without_end)
 )
-case("SentencePiece cannot learn subwords from this text (...); is there enough of it?")(
-    lambda at: subwords.learn([], 400)
+case("SentencePiece cannot learn subwords from this text: is there any? (...)")(
+    lambda at: subwords.learn(["", " "], 400)
+)
+case("400 subwords are too few: the characters of this text need ... alone; raise subwords.size.")(
+    lambda at: subwords.learn([chr(0x4E00 + i) * 9 for i in range(300)], 400)
 )
 case("cannot read the subwords DIR/no: No such file or directory.")(lambda at: subwords.load_subwords(at.dir / "no"))
 case("DIR/a is not a SentencePiece model.")(lambda at: subwords.load_subwords(file(at, "a", b"no")))
-case("there are 1 translations and 2 references; they must match line by line.")(lambda at: evaluate(["a"], ["a", "b"]))
-case("there is no line to evaluate.")(lambda at: evaluate([], []))
+case("the translation has 1 lines and the reference has 2; they must match line by line.")(
+    lambda at: evaluate(["a"], ["a", "b"])
+)
+case("the reference is empty: there is no line to evaluate.")(lambda at: evaluate([], []))
 
 case("this vocabulary has no piece for the target language 'de'; it knows: de, fr.")(
     lambda at: subwords.Subwords(at.without_tags).tag_id("de", ["de", "fr"])
@@ -311,6 +327,7 @@ if not torch.cuda.is_available():
 case("DIR/... and DIR/... have different vocabularies; an ensemble needs the same subwords.")(
     lambda at: diglot.load(at.model, at.other_model)
 )
+case("threads = -1 must be at least 0, which is one a core.")(lambda at: diglot.load(at.model, threads=-1))
 case("there are 1 texts and 2 prefixes; each text needs one.")(
     lambda at: diglot.load(at.model).translate(["a"], prefixes=["a", "b"])
 )
@@ -358,18 +375,32 @@ case("nothing to train on: give --src and --tgt files, or --tsv (data.src, data.
 case("cannot write DIR/no/out: No such file or directory.")(
     lambda at: run_cli("translate", str(at.model), str(file(at, "a")), "-o", str(at.dir / "no" / "out"))
 )
+case("standard output is closed: there is nowhere to write.")(
+    lambda at: with_streams("stdout", lambda: run_cli("info", "tiny"), None)
+)
+case("standard input is closed: there is nothing to read; name a file.")(
+    lambda at: with_streams("stdin", lambda: run_cli("translate", str(at.model)), None)
+)
 case("DIR/a is the text itself: writing there would destroy it; choose another --output.")(
     lambda at: run_cli("translate", str(at.model), str(file(at, "a")), "-o", str(at.dir / "a"))
 )
-case("line 1: no TAB between source and target.")(
-    lambda at: run_cli("score", str(at.model), str(file(at, "a", b"one\n")))
-)
+case(
+    "DIR/a, line 1: no TAB between source and target; if these are the sources alone, name the file of the targets ..."
+)(lambda at: run_cli("score", str(at.model), str(file(at, "a", b"one\n"))))
 case("DIR/a has more lines than DIR/b, which has 1; they must match line by line.")(
     lambda at: run_cli("score", str(at.model), str(file(at, "a", b"a\nb\n")), str(file(at, "b", b"a\n")))
 )
 case("DIR/b has more lines than DIR/a; they must match line by line.")(
     lambda at: run_cli("score", str(at.model), str(file(at, "a", b"a\n")), str(file(at, "b", b"a\nb\n")))
 )
+
+
+@case("cannot write to standard output: No space left on device.")
+def _(at: SimpleNamespace) -> None:
+    with Path("/dev/full").open("w") as full:
+        with_streams("stdout", lambda: run_cli("info", "tiny"), full)
+
+
 case("cannot write to DIR/a/b: Not a directory; choose another place with --out.")(
     lambda at: [file(at, "a"), demo.run_demo(at.dir / "a" / "b")]
 )
@@ -392,9 +423,9 @@ case("DIR/train.en is empty: there is nothing to train on.")(
 case("DIR/valid.en is empty: there is nothing to validate on.")(
     lambda at: [write_pairs(at.dir, "train", 99, 1), write_pairs(at.dir, "valid", 0, 1), trained(at)]
 )
-case("of 200 pairs 0 are left to train on and 8 to validate on: too few. DIR/run/dropped.tsv lists the others ...")(
-    lambda at: trained(at, "data.max_pieces=1")
-)
+case(
+    "of 200 pairs 0 are left to train on and 8 to validate on: too few; DIR/run/dropped.tsv lists the others with ..."
+)(lambda at: trained(at, "data.max_pieces=1"))
 case("10 updates in a row, up to ..., had no finite gradient: training has diverged. Lower train.learning_...")(
     lambda at: trained(at, "train.learning_rate_scale=1e30", "train.max_updates=40", "train.valid_every=40")
 )

@@ -10,10 +10,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
@@ -38,9 +39,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on standard error but errors.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto: a GPU where there is one.")]
 Precision = Annotated[str, typer.Option(help="fp32 or bf16.")]
-Threads = Annotated[int, typer.Option(help="CPU threads; 0: one a core.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0: one a core.", min=0)]
 Ensemble = Annotated[
-    list[Path] | None, typer.Option(help="A further model of the same vocabulary, to average with; may be repeated.")
+    list[Path] | None,
+    typer.Option(metavar="MODEL", help="A further model of the same vocabulary, to average with; may be repeated."),
 ]
 To = Annotated[str | None, typer.Option(help="Language to translate into, of a model that knows several.")]
 BeamSize = Annotated[int | None, typer.Option(help="Hypotheses that the beam keeps [default: the model's, usually 4].")]
@@ -76,18 +78,31 @@ def train(
         str | None, typer.Argument(help="A recipe (TOML), or a run directory to go on with.", show_default=False)
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Other values.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[SECTION.KEY=VALUE]...", help="Other values; --print-recipe shows them all.", show_default=False
+        ),
     ] = None,
-    src: Annotated[list[str] | None, typer.Option(help="Source text; may be repeated. .gz is unpacked.")] = None,
-    tgt: Annotated[list[str] | None, typer.Option(help="Its translation, line by line; may be repeated.")] = None,
-    tsv: Annotated[list[str] | None, typer.Option(help="Lines 'source TAB target'; may be repeated.")] = None,
-    valid_src: Annotated[list[str] | None, typer.Option(help="Source text to validate on.")] = None,
-    valid_tgt: Annotated[list[str] | None, typer.Option(help="Its translation.")] = None,
-    src_lang: Annotated[str | None, typer.Option(help="Code of the source language, as de.")] = None,
-    tgt_lang: Annotated[str | None, typer.Option(help="Code of the target language, as en.")] = None,
-    out: Annotated[str | None, typer.Option(help="The run directory to write.")] = None,
-    preset: Annotated[str, typer.Option(help=f"Where values come from: {', '.join(PRESETS)} [default: base].")] = "",
-    init: Annotated[str | None, typer.Option(help="A model directory to start from (fine-tuning).")] = None,
+    src: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Source text; may be repeated. .gz is unpacked.")
+    ] = None,
+    tgt: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Its translation, line by line; may be repeated.")
+    ] = None,
+    tsv: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Lines 'source TAB target'; may be repeated.")
+    ] = None,
+    valid_src: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Source text to validate on.")] = None,
+    valid_tgt: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Its translation.")] = None,
+    src_lang: Annotated[str | None, typer.Option(metavar="CODE", help="Code of the source language, as de.")] = None,
+    tgt_lang: Annotated[str | None, typer.Option(metavar="CODE", help="Code of the target language, as en.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIRECTORY", help="The run directory to write.")] = None,
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Where values come from: {', '.join(PRESETS)} [default: base].")
+    ] = "",
+    init: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A model directory to start from (fine-tuning).")
+    ] = None,
     print_recipe: Annotated[
         bool, typer.Option("--print-recipe", help="Print the recipe, explained; no training.")
     ] = False,
@@ -98,7 +113,7 @@ def train(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on two text files, or go on with a run that was stopped.
+    """Train a model on two text files, or go on with a run.
 
     \b
     diglot train --src train.de --tgt train.en --valid-src v.de --valid-tgt v.en \\
@@ -126,13 +141,13 @@ def train(
         path, changed = path / "config.toml", named
     resolved = load_recipe(path, preset, tuple(words))
     if print_recipe:
-        print(to_toml(resolved, comments=True), end="")
+        show(to_toml(resolved, comments=True).removesuffix("\n"))
         return
     if verify_resume:
         from diglot.verify import verify_resume as verify
 
         if verdict := verify(resolved, quiet):
-            print(json.dumps(asdict(verdict)) if json_ else verdict.said)
+            show(json.dumps(asdict(verdict)) if json_ else verdict.said)
             raise typer.Exit(0 if verdict.is_exact else 1)
         return
     from diglot.parallel import is_first_rank
@@ -140,7 +155,7 @@ def train(
 
     summary = run_training(resolved, changed=changed, quiet=quiet)
     if json_ and is_first_rank():
-        print(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
+        show(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
 
 
 @app.command()
@@ -175,7 +190,7 @@ def translate(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Translate standard input, or a file, line by line as it arrives.
+    """Translate standard input or a file, line by line as it comes.
 
     \b
     echo "Ein Hund rennt." | diglot translate runs/deen/model
@@ -197,15 +212,16 @@ def translate(
     lines = open_input(file)
     translator = load(model, *(ensemble or []), device=device, precision=precision, threads=threads)
     translator.search_config(options)  # a wrong option is told before any text is read
-    reporter = Reporter(quiet or (output is None and sys.stdout.isatty()))
     num_split = num_bound = 0
-    with open_output(output) as out, reporter.bar("translating", None) as advance:
-        for number, found in enumerate(translator.translate_lines(lines, to=to, prefix=prefix, **options), 1):
-            num_split += found.num_segments > 1
-            num_bound += found.hit_bound
-            out.write(format_translation(found, number, json_))
-            out.flush()  # who reads a pipe waits for this line
-            advance(1, f"{number:,} lines")
+    with open_output(output) as out:
+        reporter = Reporter(quiet or out.isatty())
+        with reporter.bar("translating", None) as advance:
+            for number, found in enumerate(translator.translate_lines(lines, to=to, prefix=prefix, **options), 1):
+                num_split += found.num_segments > 1
+                num_bound += found.hit_bound
+                out.write(format_translation(found, number, json_))
+                out.flush()  # who reads a pipe waits for this line
+                advance(1, f"{number:,} lines")
     if num_split:
         reporter.say(f"{num_split:,} long lines were split at sentence ends and translated in parts.")
     if num_bound:
@@ -227,7 +243,7 @@ def score(
     threads: Threads = 0,
     json_: Json = False,
 ) -> None:
-    """Print how probable a model finds each given translation: the score that its search would give it.
+    """Print how probable a model finds given translations. Each score is what its search would give.
 
     \b
     diglot score runs/deen/model text.de text.en
@@ -242,10 +258,14 @@ def score(
     def pairs() -> Iterator[tuple[str, str]]:
         if tgt is None:
             for number, line in enumerate(sides[0], 1):
-                one, tab, two = line.partition("\t")
-                if not tab:
-                    raise TextError(f"line {number}: no TAB between source and target.")
-                yield one, two
+                one, *others = line.split("\t")  # further columns are passed over, as in training
+                if not others:
+                    name = "standard input" if src == STANDARD_INPUT else src
+                    raise TextError(
+                        f"{name}, line {number:,}: no TAB between source and target; if these are the sources alone, "
+                        "name the file of the targets too."
+                    )
+                yield one, others[0]
             return
         for number, one in enumerate(sides[0]):
             two = next(sides[1], None)
@@ -278,7 +298,7 @@ def evaluate(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Translate a test set and score it: sacreBLEU's BLEU, chrF and TER, each with its signature.
+    """Translate a test set and score it by BLEU, chrF and TER. Each score has sacreBLEU's signature.
 
     \b
     diglot evaluate runs/deen/model test.de test.en
@@ -288,19 +308,19 @@ def evaluate(
     num_wanted = 1 if hyp else 3
     if len(files) != num_wanted:
         raise typer.BadParameter("give MODEL SRC REF, or --hyp FILE REF")
-    from diglot.corpus import read_lines
     from diglot.evaluate import check_lengths
     from diglot.evaluate import evaluate as score_text
 
-    references = read_lines(Path(files[-1]))
+    references = read_text(Path(files[-1]))
     if hyp:
-        hypotheses = list(open_input(hyp)) if hyp == STANDARD_INPUT else read_lines(hyp)
+        hypotheses = read_text(hyp)
+        check_lengths(hypotheses, references, (str(hyp), files[-1]))
     else:
         from diglot.progress import Reporter
         from diglot.translator import load
 
-        sources = read_lines(Path(files[1]))
-        check_lengths(sources, references)
+        sources = read_text(Path(files[1]))
+        check_lengths(sources, references, (files[1], files[2]))
         translator = load(files[0], device=device, precision=precision, threads=threads)
         lang = lang if lang is not None else to or translator.spec.languages.tgt
         options = given(beam_size=beam_size, length_penalty=length_penalty)
@@ -314,10 +334,9 @@ def evaluate(
             out.writelines(text + "\n" for text in hypotheses)
     scores = score_text(hypotheses, references, lang or "")
     if json_:
-        print(json.dumps({one.name: {"score": one.value, "signature": one.signature} for one in scores}))
+        show(json.dumps({one.name: {"score": one.value, "signature": one.signature} for one in scores}))
     else:
-        for one in scores:
-            print(one)
+        show("\n".join(map(str, scores)))
 
 
 @app.command()
@@ -325,7 +344,7 @@ def info(
     what: Annotated[str, typer.Argument(help="A model directory, a run directory, or the name of a preset.")],
     json_: Json = False,
 ) -> None:
-    """Show what a model, a run or a preset is: its languages, its size, its options.
+    """Show what a model, a run or a preset is. That is its languages, its size, its options.
 
     \b
     diglot info runs/deen/model
@@ -336,15 +355,20 @@ def info(
 
     facts = describe(what)
     if json_:
-        print(json.dumps(facts, ensure_ascii=False))
+        show(json.dumps(facts, ensure_ascii=False))
         return
+    lines: list[str] = []
     for section, values in facts.items():
         if not isinstance(values, dict):
-            print(f"{section:<24} {values}")
+            lines.append(f"{section:<24} {values}")
             continue
-        print(f"\n{section}")
+        lines += ["", section]
         for key, value in cast("dict[str, Any]", values).items():
-            print(f"  {key:<22} {f'{value:,}' if type(value) is int else value}")
+            words = f"{value:,}" if type(value) is int else str(value)
+            if isinstance(value, tuple):
+                words = ", ".join(map(str, cast("tuple[Any, ...]", value)))
+            lines.append(f"  {key:<22} {words}".rstrip())
+    show("\n".join(lines))
 
 
 @app.command()
@@ -364,12 +388,12 @@ def runs(
 
     found = list_runs(directory)
     if json_:
-        print(json.dumps([asdict(one) for one in found]))
+        show(json.dumps([asdict(one) for one in found]))
         return
     rows = [HEADER, *(one.row() for one in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    show("\n".join(line.rstrip() for line in lines))
 
 
 @app.command()
@@ -378,7 +402,7 @@ def demo(
     threads: Threads = 0,
     ask: Annotated[bool, typer.Option(help="Translate what is typed afterwards, at a terminal.")] = True,
 ) -> None:
-    """See it all work in about three minutes: make a corpus, train a model on it, test it, translate.
+    """See it all work in about three minutes. It makes a corpus, trains a model on it, tests it, translates.
 
     \b
     diglot demo
@@ -386,7 +410,7 @@ def demo(
     """
     from diglot.demo import run_demo
 
-    run_demo(out, threads=threads, ask=ask and sys.stdin.isatty())
+    run_demo(out, threads=threads, ask=ask and sys.stdin is not None and sys.stdin.isatty())
 
 
 # ------------------------------------------------------------------- what the commands share
@@ -429,18 +453,40 @@ def open_input(path: Path) -> Iterator[str]:
     """The lines of standard input or of a file, as they arrive; a file that cannot be read is told at once."""
     from diglot.corpus import open_stream, stream_lines
 
-    if path == STANDARD_INPUT:
-        return stream_lines(sys.stdin.buffer, "standard input")
-    return stream_lines(open_stream(path), str(path))
+    if path != STANDARD_INPUT:
+        return stream_lines(open_stream(path), str(path))
+    if sys.stdin is None:
+        raise TextError("standard input is closed: there is nothing to read; name a file.")
+    # a reader of its own: Python could not end while a thread waits in the one that is sys.stdin's
+    return stream_lines(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), "standard input")
 
 
-def open_output(path: Path | None) -> Any:
+def read_text(path: Path) -> list[str]:
+    """All lines of standard input or of a file."""
+    from diglot.corpus import read_lines
+
+    return list(open_input(path)) if path == STANDARD_INPUT else read_lines(path)
+
+
+@contextmanager
+def open_output(path: Path | None) -> Generator[TextIO]:
     """Standard output, or a file; UTF-8 and LF whatever the locale says."""
     try:
+        if path is None and sys.stdout is None:
+            raise TextError("standard output is closed: there is nowhere to write.")
         file: Any = path if path is not None else os.dup(sys.stdout.fileno())
-        return open(file, "w", encoding="utf-8", newline="\n")  # noqa: PTH123
+        with open(file, "w", encoding="utf-8", newline="\n") as out:  # noqa: PTH123
+            yield out
+    except BrokenPipeError:  # as of `| head`: nobody reads on
+        raise Interrupted(signal.SIGPIPE, "") from None
     except OSError as error:
-        raise TextError(f"cannot write {path}: {error.strerror}.") from None
+        raise TextError(f"cannot write {path or 'to standard output'}: {error.strerror}.") from None
+
+
+def show(text: str) -> None:
+    """Print lines to standard output."""
+    with open_output(None) as out:
+        out.write(text + "\n")
 
 
 def format_translation(found: Translation, number: int, as_json: bool) -> str:
@@ -474,15 +520,24 @@ def main() -> None:
         number = end.signal_number
         if str(end):
             say(end)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # as of `| head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # a full disk, most often
         say(DiglotError(f"cannot read or write {error.filename or 'a file'}: {error.strerror}."))
         sys.exit(1)
+    except (RuntimeError, MemoryError) as error:
+        from diglot.parallel import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        why = str(error).partition("\n")[0]
+        say(DiglotError(f"memory ran out; choose a smaller network or shorter texts ({why})."))
+        sys.exit(1)
     if number:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(128 + number)  # a thread may still compute outside Python; a tidy end would wait for it, or abort
+        end_at_once(128 + number)
+
+
+def end_at_once(code: int) -> None:
+    """End, though a thread may still compute outside Python: a tidy end would wait for it, or abort."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or never open
+            stream.flush()
+    os._exit(code)

@@ -81,7 +81,7 @@ class SubwordsConfig:
     """How text becomes pieces."""
 
     type: str = option("unigram", "how SentencePiece learns the pieces", choices=("unigram", "bpe"))
-    size: int = option(37000, "number of pieces, of each side where joint is false", low=330)
+    size: int = option(37000, "number of pieces, of each side where joint is false", low=330, high=1_000_000)
     joint: bool = option(True, "one vocabulary for both sides")
     model: str = option("", "a SentencePiece model to use instead of learning one")
     src_model: str = option("", "the same for the source side alone, where joint is false")
@@ -182,7 +182,7 @@ class TrainConfig:
     strategy: str = option(
         "ddp", "with several ranks: each holds the whole network, or a share of it", choices=("ddp", "fsdp")
     )
-    rank_timeout: float = option(600.0, "seconds after which a rank that does not answer ends the run", low=1)
+    rank_timeout: float = option(600.0, "seconds after which a rank that does not answer ends the run", low=1, high=1e6)
     device: str = option("auto", "auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
     threads: int = option(0, "CPU threads; 0: one a core", low=0)
 
@@ -196,10 +196,10 @@ class SearchConfig:
 
     method: str = option("beam", "how a translation is looked for", choices=("beam", "greedy", "sample"))
     beam_size: int = option(4, "hypotheses that the beam keeps", low=1, high=1000)
-    length_penalty: float = option(0.6, "alpha: a score is log P / ((5 + pieces) / 6) ** alpha", low=0)
+    length_penalty: float = option(0.6, "alpha: a score is log P / ((5 + pieces) / 6) ** alpha", low=0, high=10)
     max_extra: int = option(50, "a translation has at most the pieces of its source and so many more", low=0)
     num_best: int = option(1, "translations of each segment", low=1, high=1000)
-    temperature: float = option(1.0, "of sampling: below 1 nearer to greedy", low=1e-3)
+    temperature: float = option(1.0, "of sampling: below 1 nearer to greedy", low=1e-3, high=1000)
     top_k: int = option(0, "sample among the k most probable pieces; 0: among all", low=0)
     top_p: float = option(1.0, "sample among the most probable pieces that hold this probability", low=1e-6, high=1)
     seed: int = option(1, "of sampling", low=0)
@@ -326,6 +326,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
         raise ConfigError(f"{name} = {value!r} must be {words[kind]}.")
+    if kind is int and abs(value) >> 63:
+        raise ConfigError(f"{name} = {value!r} must be a number of at most 63 bits.")
     return value
 
 

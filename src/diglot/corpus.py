@@ -64,8 +64,7 @@ class TextFile:
     @cached_property
     def num_lines(self) -> int:
         """The number of lines, all of them UTF-8."""
-        if self.data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise TextError(f"{self.path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {self.path} > new")
+        refuse_utf16(self.data[:2], str(self.path))
         decoder, lines = codecs.getincrementaldecoder("utf-8")(), 0
         for start in range(0, len(self.data), BLOCK):
             block = self.data[start : start + BLOCK]
@@ -195,6 +194,12 @@ def _digest(path: Path, scratch: Path | None) -> str:
         raise TextError(f"cannot read {path}: {error.strerror}.") from None
 
 
+def refuse_utf16(start: bytes, name: str) -> None:
+    """Tell UTF-16 by its mark, for it is what some editors save."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise TextError(f"{name} is UTF-16; convert it, as with: iconv -f UTF-16 -t UTF-8 OLD > NEW")
+
+
 def stream_lines(file: BinaryIO, name: str) -> Iterator[str]:
     """The lines of a stream as they arrive, checked one by one; the stream is closed at the end."""
     lines = _stream_lines(file, name)
@@ -212,7 +217,9 @@ def _stream_lines(file: BinaryIO, name: str) -> Iterator[str]:
                 raise TextError(f"cannot unpack {name}: {error}.") from None
             if not line:
                 return
-            line = line.removeprefix(BOM) if number == 1 else line
+            if number == 1:
+                refuse_utf16(line, name)
+                line = line.removeprefix(BOM)
             try:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
             except UnicodeDecodeError as error:

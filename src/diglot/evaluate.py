@@ -56,12 +56,13 @@ def score_with(metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references:
     return Score(result.name, result.score, str(metric.get_signature()))
 
 
-def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def check_lengths(
+    one: Sequence[str], two: Sequence[str], names: tuple[str, str] = ("the translation", "the reference")
+) -> None:
     """Refuse to compare texts of unequal length."""
-    if len(hypotheses) != len(references):
+    if len(one) != len(two):
         raise TextError(
-            f"there are {len(hypotheses):,} translations and {len(references):,} references; "
-            "they must match line by line."
+            f"{names[0]} has {len(one):,} lines and {names[1]} has {len(two):,}; they must match line by line."
         )
-    if not references:
-        raise TextError("there is no line to evaluate.")
+    if not two:
+        raise TextError(f"{names[1]} is empty: there is no line to evaluate.")

@@ -62,6 +62,7 @@ class TrainingState:
     skipped: int = 0
     skipped_in_a_row: int = 0
     best_bleu: float = -1.0
+    best_nll: float = 0.0
     best_update: int = 0
     stale: int = 0  # validations since the best
     validated: list[int] = field(default_factory=list[int])  # updates whose checkpoints may be averaged

@@ -197,9 +197,12 @@ def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise TextError(
-            f"SentencePiece cannot learn subwords from this text ({error}); is there enough of it?"
-        ) from None
+        if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            raise TextError(
+                f"{size:,} subwords are too few: the characters of this text need {int(needed[1]):,} alone; raise "
+                "subwords.size."
+            ) from None
+        raise TextError(f"SentencePiece cannot learn subwords from this text: is there any? ({error})") from None
     return Subwords(model.getvalue())
 
 

@@ -64,9 +64,10 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.most_common())
         reporter.say(f"Of {num_lines:,} pairs {reasons}; see {run / 'dropped.tsv'}.")
     if not len(corpus) or not valid.src:
+        why = f"{run / 'dropped.tsv'} lists the others with the reason" if corpus.dropped else "give more text"
         raise TextError(
             f"of {num_lines:,} pairs {len(corpus):,} are left to train on and {len(valid.src):,} to validate on: "
-            f"too few. {run / 'dropped.tsv'} lists the others with the reason."
+            f"too few; {why}."
         )
     return Texts(src_subwords, tgt_subwords, corpus, valid)
 
@@ -112,7 +113,7 @@ def read_validation(
             if recipe.languages.tags:
                 valid.to.append(data.valid_tgt_langs[number])
     if num_long:
-        reporter.say(f"{num_long:,} lines are too long to validate on (over {limit:,} pieces).")
+        reporter.say(f"{num_long:,} lines are too long to validate on (over {limit:,} pieces); see {drops.name}.")
     if not valid.src:
         first = (*data.valid_src, *data.valid_tsv)[0]
         why = f"has lines of over {limit:,} pieces alone" if num_long else "is empty"

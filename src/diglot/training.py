@@ -219,6 +219,8 @@ def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingS
     pieces = pieces_of_epoch(texts.corpus.lengths, groups, job.recipe.train.seed, state.epoch)
     epoch = num_updates_of(pieces, job.recipe.train.update_pieces)
     doing = f"Going on after update {state.update:,}" if state.update else "Training"
+    if job.recipe.train.init and not state.update:
+        doing += f" from {job.recipe.train.init}, with its network and subwords"
     ranks = f" on {job.world.size} ranks ({job.recipe.train.strategy})" if job.world.size > 1 else ""
     job.reporter.say(
         f"{doing}: {len(texts.corpus):,} pairs, {len(texts.valid.src):,} to validate on; {num / 1e6:.2f} M parameters "

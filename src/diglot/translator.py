@@ -52,6 +52,8 @@ def load(
     >>> model.translate(["Ein Hund rennt."])[0].text  # doctest: +SKIP
     'A dog is running.'
     """
+    if threads < 0:
+        raise ConfigError(f"threads = {threads} must be at least 0, which is one a core.")
     if threads:
         torch.set_num_threads(threads)
     return Translator([load_model(Path(name)) for name in (path, *others)], device=device, precision=precision)
@@ -208,9 +210,10 @@ class Translator:
         known = self.spec.languages.tags or (self.spec.languages.tgt,)
         for language in wanted:
             if language not in known:
-                raise ConfigError(
-                    f"this model does not translate into '{language}'; it knows: {', '.join(known) or 'one language'}."
+                knows = (
+                    f"it knows: {', '.join(known)}" if any(known) else "it was not told the code of its one language"
                 )
+                raise ConfigError(f"this model does not translate into '{language}'; {knows}.")
         if not self.spec.languages.tags:
             return texts
         return [

@@ -102,10 +102,11 @@ def validate_lines(
 
 
 def judge(state: TrainingState, scores: dict[str, Any]) -> None:
-    """Keep account of the best."""
+    """Keep account of the best: by BLEU, and where that is equal, as it is while it is still 0, by the likelihood."""
     state.validated.append(state.update)
-    if scores["bleu"] > state.best_bleu:
-        state.best_bleu, state.best_update, state.stale = scores["bleu"], state.update, 0
+    if (scores["bleu"], -scores["nll"]) > (state.best_bleu, -state.best_nll):
+        state.best_bleu, state.best_nll, state.best_update = scores["bleu"], scores["nll"], state.update
+        state.stale = 0
     else:
         state.stale += 1
 
@@ -169,7 +170,7 @@ def finish(
     why = "no better BLEU for a while" if 0 < job.recipe.train.patience <= state.stale else "all updates done"
     skipped = f" {state.skipped:,} updates were skipped." if state.skipped else ""
     reporter.say(
-        f"Ended after {state.update:,} updates, {state.epoch + 1:,} epochs, {state.seconds / 60:.1f} min: "
+        f"Ended after update {state.update:,}, in epoch {state.epoch + 1:,}, {state.seconds / 60:.1f} min: "
         f"{why}.{skipped}"
     )
     model = shlex.quote(str(run / "model"))
