@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from resource import RLIMIT_AS, setrlimit
 
 import pytest
 import sacrebleu
@@ -229,12 +230,14 @@ def test_a_wrong_line_ends_it_while_the_next_is_awaited(model: Path):
         assert process.stderr.read().count(b"\n") <= 2
 
 
-def test_memory_that_runs_out_is_one_sentence(run: Run, tmp_path: Path):
-    recipe = to_toml(small_recipe(tmp_path, "run", f"model.d_model={1 << 40}"))
+def test_memory_that_runs_out_is_one_sentence(tmp_path: Path):
+    recipe = to_toml(small_recipe(tmp_path, "run", "model.d_model=1024", f"model.d_ff={1 << 20}"))
     (tmp_path / "r.toml").write_text(recipe)
-    code, out, err = run("train", tmp_path / "r.toml", "--quiet")
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("diglot: memory ran out; choose a smaller network")
+    limit = (4 << 30, 4 << 30)  # of which one matrix alone would take all
+    process = command("train", tmp_path / "r.toml", "-q", preexec_fn=lambda: setrlimit(RLIMIT_AS, limit))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count(b"\n")) == (1, b"", 1)
+    assert err.startswith(b"diglot: memory ran out")
 
 
 # ------------------------------------------------------------------- score, evaluate, info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import os
 import random
 import re
 import tracemalloc
@@ -564,3 +565,84 @@ def test_an_index_that_cannot_be_written_leaves_nothing(
     with pytest.raises(TextError, match=r"cannot write the index of the corpus to .*: No such file or directory"):
         index_corpus(files, Reading(subwords, subwords, DataConfig()), io.StringIO(), cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize("num_processes", [2, 3, 5])
+@pytest.mark.parametrize("is_tsv", [False, True])
+def test_the_index_does_not_depend_on_the_number_of_processes(
+    write: Write, subwords: Subwords, monkeypatch: pytest.MonkeyPatch, num_processes: int, is_tsv: bool
+) -> None:
+    monkeypatch.setattr(diglot.index, "LINES_AT_ONCE", 7)
+    pairs = [*draw_corpus(60, seed=1), ("", "leer"), ("x" * 3000, "y"), *draw_corpus(60, seed=1)]
+    if is_tsv:
+        files = open_pairs([], [], [str(write("a.tsv", "".join(f"{src}\t{tgt}\r\n" for src, tgt in pairs)))])
+    else:
+        paths = [write(name, "\ufeff" + "\n".join(pair[side] for pair in pairs)) for side, name in enumerate("ab")]
+        files = open_pairs([str(paths[0])], [str(paths[1])])
+    reading = Reading(subwords, subwords, DataConfig(max_pieces=60, max_ratio=2.0, drop_duplicates=True))
+    found: list[tuple[str, list[tuple[str, str]], str]] = []
+    for num in (1, num_processes):
+        drops = io.StringIO()
+        corpus = index_corpus(files * 2, reading, drops, num_processes=num)
+        found.append((corpus.fingerprint(), all_texts(corpus), drops.getvalue()))
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 10
+    assert {reason for reason, _, _ in (line.partition("\t") for line in found[0][2].splitlines())} >= {
+        "empty", "too long", "duplicate",
+    }  # fmt: skip
+
+
+def test_of_several_broken_lines_the_first_is_named_whichever_process_finds_it(
+    write: Write, subwords: Subwords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diglot.index, "LINES_AT_ONCE", 3)
+    lines = ["one\teins"] * 100
+    lines[40] = lines[44] = lines[90] = "no tab"
+    files = open_pairs([], [], [str(write("a.tsv", "\n".join(lines)))])
+    with pytest.raises(TextError, match=r"a\.tsv, line 41: no TAB"):
+        index_corpus(files, Reading(subwords, subwords, DataConfig()), io.StringIO(), num_processes=3)
+
+
+def test_a_file_that_has_not_changed_is_not_hashed_again(write: Write, tmp_path: Path) -> None:
+    cache, path = tmp_path / "cache", write("a", "one\n")
+    old = path.stat().st_mtime - 100
+    digest = TextFile(path, cache).digest
+    assert not list(cache.iterdir())  # it has only just been written, and may be again at the same instant
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diglot.corpus, "SECONDS_TO_SETTLE", -1)
+        assert TextFile(path, cache).digest == digest
+        (known,) = cache.iterdir()
+        known.write_text("f" * 64)
+        assert TextFile(path, cache).digest == "f" * 64
+        path.write_text("two\n")
+        os.utime(path, (old, old))  # as an unpacked archive does, which keeps its times
+        assert TextFile(path, cache).digest not in (digest, "f" * 64)
+
+
+def test_a_corpus_without_its_held_out_pairs_knows_the_place_of_each(write: Write, subwords: Subwords) -> None:
+    src = [write("a", "".join(f"{word} {i}\n" for i, word in enumerate(WORDS))), write("b", "one 0\nnine\n")]
+    found = index(subwords, src, src)
+    found.corpus.hold_out(5, 3, io.StringIO())
+    rows = np.arange(len(found.corpus))
+    texts = found.corpus.texts(rows)[0]
+    lines = {f"{path.name}:{i + 1}": line for path in src for i, line in enumerate(path.read_text().splitlines())}
+    assert [lines[found.corpus.where(row).rpartition("/")[2]] for row in rows.tolist()] == texts
+    groups = found.corpus.groups(DataConfig())
+    num_of_first = found.corpus.files_of(rows).count(0)
+    assert groups == [(0, num_of_first, 1.0), (num_of_first, len(rows), 1.0)][: len(groups)]
+    assert found.corpus.lengths(rows)[0].tolist() == [len(subwords.encode(text)) + 1 for text in texts]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_weights_and_temperature_share_an_epoch_out(write: Write, subwords: Subwords, temperature: float) -> None:
+    sizes, weights = (8, 2, 30), (1.0, 4.0, 0.5)
+    tsv = [write(f"{i}.tsv", "one\teins\n" * size) for i, size in enumerate(sizes)]
+    corpus = index(subwords, tsv=tsv).corpus
+    names = tuple(map(str, tsv))
+    groups = corpus.groups(DataConfig(tsv=names, weights=weights, temperature=temperature))
+    # Arivazhagan et al. 2019: a corpus is drawn with a probability as its share to the power of 1 / T
+    shares = [size * weight for size, weight in zip(sizes, weights, strict=True)]
+    powers = [(share / sum(shares)) ** (1 / temperature) for share in shares]
+    for (start, end, times), size, power in zip(groups, sizes, powers, strict=True):
+        assert end - start == size
+        assert times * size == pytest.approx(sum(shares) * power / sum(powers))

@@ -20,9 +20,11 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -223,6 +225,47 @@ case("DIR/a has 3 lines and DIR/b has 2; they must match line by line. Their len
 )
 case("DIR/a, line 1: no TAB between source and target.")(
     lambda at: list(open_pairs([], [], [str(file(at, "a", b"one two\n"))])[0].spans())
+)
+
+
+@case("a process that reads pairs was killed from outside, for want of memory perhaps. Start again, with fewer of ...")
+def _(at: SimpleNamespace) -> None:
+    def kill() -> Any:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    path = file(at, "a.tsv", b"one\teins\n" * 99_999)
+    subword_model = subwords.load_subwords(at.model / "subwords.model")
+    reading = Reading(subword_model, subword_model, recipe().data)
+
+    @contextmanager
+    def progress(what: str, total: int):
+        yield lambda steps, note: kill()
+
+    index_corpus(open_pairs([], [], [str(path)]), reading, io.StringIO(), progress, num_processes=2)
+
+
+case("cannot read DIR/no.gz: No such file or directory.")(lambda at: TextFile(at.dir / "no.gz", at.dir))
+case("cannot unpack DIR/a.gz: ...")(lambda at: TextFile(file(at, "a.gz", b"no gzip"), at.dir))
+
+
+@case("cannot unpack DIR/a.gz into DIR: File too large.")
+def _(at: SimpleNamespace) -> None:
+    path, limits = file(at, "a.gz", gzip.compress(b"x" * 99)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        TextFile(path, at.dir)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+case("cannot write the index of the corpus to DIR/no: No such file or directory. Make room there, or let DIGLOT_...")(
+    lambda at: index_corpus(
+        [],
+        Reading(*[subwords.load_subwords(at.model / "subwords.model")] * 2, recipe().data),
+        io.StringIO(),
+        cache=at.dir / "no",
+    )
 )
 case("this SentencePiece model has no end piece; train it with --eos_id=1 (and --pad_id=0).")(
     lambda at: subwords.Subwords(at.without_end)
@@ -512,6 +555,21 @@ def _(at: SimpleNamespace) -> None:
     trained(at)
     (at.dir / "run" / "step-000001" / "manifest.json").write_bytes(b"")
     trained(at)
+
+
+case("memory ran out (...). What was saved is intact; give it more memory, and go on: diglot train DIR/run")(
+    lambda at: with_patch(torch.optim.Adam, "step", out_of_memory, lambda: trained(at))
+)
+
+
+def with_patch(where: object, name: str, value: object, cause: Callable[[], object]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, value)
+        cause()
+
+
+def out_of_memory(*of: object, **options: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 @case("DIR/run is in use by another process; wait for it, or choose another --out.")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 import diglot
-from diglot.config import PRESETS, load_recipe, parse_override, to_toml
+from diglot.config import PRESETS, Recipe, load_recipe, parse_override, to_toml
 from diglot.errors import ConfigError, DiglotError, Interrupted, TextError, on_one_line
 
 if TYPE_CHECKING:
@@ -144,18 +144,23 @@ def train(
         show(to_toml(resolved, comments=True).removesuffix("\n"))
         return
     if verify_resume:
-        from diglot.verify import verify_resume as verify
-
-        if verdict := verify(resolved, quiet):
-            show(json.dumps(asdict(verdict)) if json_ else verdict.said)
-            raise typer.Exit(0 if verdict.is_exact else 1)
-        return
+        raise typer.Exit(prove_resume(resolved, quiet, json_))
     from diglot.parallel import is_first_rank
     from diglot.training import train as run_training
 
     summary = run_training(resolved, changed=changed, quiet=quiet)
     if json_ and is_first_rank():
         show(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
+
+
+def prove_resume(recipe: Recipe, quiet: bool, as_json: bool) -> int:
+    """Print whether a run of a recipe resumes exactly; the answer is the exit code."""
+    from diglot.verify import verify_resume
+
+    if not (verdict := verify_resume(recipe, quiet)):  # of a rank that does not print
+        return 0
+    show(json.dumps(asdict(verdict)) if as_json else verdict.said)
+    return 0 if verdict.is_exact else 1
 
 
 @app.command()

@@ -98,22 +98,21 @@ def index_corpus(
             for file in files:
                 file.check()
             num_lines = sum(file.src.num_lines for file in files)
-            new = Path(tempfile.mkdtemp(prefix=".index-", dir=path.parent))
             try:
-                with progress("reading pairs", num_lines) as advance:
-                    write_index(new, files, reading, num_processes, advance)
+                new = Path(tempfile.mkdtemp(prefix=".index-", dir=path.parent))
                 try:
-                    new.rename(path)
-                except OSError:
-                    if not path.exists():  # as it does where another process was faster
-                        raise
+                    with progress("reading pairs", num_lines) as advance:
+                        write_index(new, files, reading, num_processes, advance)
+                    if not path.exists():  # or another process was faster
+                        new.rename(path)
+                finally:
+                    shutil.rmtree(new, ignore_errors=True)
             except OSError as error:
-                raise TextError(
-                    f"cannot write the index of the corpus to {path.parent}: {error.strerror}. Make room there, or "
-                    "let DIGLOT_CACHE name another directory."
-                ) from None
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
+                if not path.exists():
+                    raise TextError(
+                        f"cannot write the index of the corpus to {path.parent}: {error.strerror}. Make room there, or "
+                        "let DIGLOT_CACHE name another directory."
+                    ) from None
         dropped: Counter[str] = Counter()
         with (path / DROPPED).open(encoding="utf-8") as lines:
             for line in lines:
@@ -211,7 +210,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
         for i in range(len(items)):
             try:
                 found = receivers[i % num].recv()
-            except EOFError:
+            except (EOFError, OSError):  # at the end of an answer, or within it
                 raise TextError(
                     "a process that reads pairs was killed from outside, for want of memory perhaps. Start again, with "
                     "fewer of them (train.threads) if that was why."
