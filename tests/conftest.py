@@ -18,6 +18,7 @@ settings.load_profile("diglot")
 
 
 TABLE = Path(__file__).parents[1] / "docs" / "torture.md"
+HEAD = "what is done", "wanted", "seen"
 SHORT = 20  # of so many repetitions one, where the torture is not asked for in full
 
 
@@ -55,13 +56,21 @@ def torture(request: pytest.FixtureRequest) -> Torture:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config):
-    rows = [("what is done", "wanted", "seen"), ("---", "---", "---"), *config.stash[TORTURE].rows]
-    if len(rows) == 2:
+    """The table of what was done; in full it goes into the docs, where a row replaces the one of an earlier time."""
+    torture = config.stash[TORTURE]
+    if not torture.rows:
         return
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    terminalreporter.write("\n" + table)
-    if config.stash[TORTURE].is_full:
-        TABLE.write_text(f"{TABLE.read_text().partition('| what is done')[0]}{table}")
+    terminalreporter.write("\n" + "".join(map(as_line, torture.rows)))
+    if torture.is_full:
+        intro, head, table = TABLE.read_text().partition(as_line(HEAD))
+        rows = dict.fromkeys(line + "\n" for line in table.split("\n") if line and not line.startswith("| ---"))
+        seen = {line.split(" | ")[0]: line for line in [*rows, *map(as_line, torture.rows)]}
+        TABLE.write_text(intro + head + as_line(("---",) * len(HEAD)) + "".join(seen.values()))
+
+
+def as_line(row: tuple[str, ...]) -> str:
+    """A row as Markdown has it."""
+    return f"| {' | '.join(row)} |\n"
 
 
 @pytest.fixture(scope="session", autouse=True)
