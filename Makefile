@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# threads that wait give their core to whoever works beside them
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: demo test test-slow torture check clean
 
 demo: .venv/installed          ## see it all work: about three minutes

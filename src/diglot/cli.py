@@ -515,6 +515,8 @@ def say(error: Exception) -> None:
 
 def main() -> None:
     """The command `diglot`."""
+    # where another program takes a core, threads that spin while they wait take the rest: ten times slower was seen
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     number = 0
     try:
         app()
