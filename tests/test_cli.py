@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -67,9 +68,10 @@ def command(*words: object, **options: object) -> subprocess.Popen[bytes]:
 def test_help_takes_under_three_tenths_of_a_second():
     times: list[float] = []
     for _ in range(5):
-        begun = time.perf_counter()
+        begun = os.times()
         subprocess.run([sys.executable, "-m", "diglot", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - begun)
+        ended = os.times()  # of the processor: others may use it meanwhile
+        times.append(ended.children_user + ended.children_system - begun.children_user - begun.children_system)
     assert min(times) < 0.3
 
 

@@ -3,8 +3,10 @@ import torch
 
 from diglot.batching import pad
 from diglot.config import ModelConfig, SearchConfig
+from diglot.corpus import read_lines
 from diglot.engines.torch import TorchEngine
 from diglot.model import Transformer, padding_mask
+from diglot.subwords import learn
 
 PAD, EOS, PIECES = 0, 1, 100
 UNWRITABLE = (PAD, 2, 3)
@@ -15,12 +17,12 @@ CONFIGS = {
 }
 
 
-def random_model(seed=1, **options):
+def random_model(seed=1, num_pieces=PIECES, **options):
     """A network that was never trained, but writes many different pieces and ends now and then."""
     torch.manual_seed(seed)
     config = ModelConfig(d_model=32, d_ff=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2,
                          tie="none", output_bias=True, **options)  # fmt: skip
-    model = Transformer(config, PIECES, PIECES)
+    model = Transformer(config, num_pieces, num_pieces)
     with torch.no_grad():
         model.output.weight.normal_(std=0.5)
         model.output.bias.normal_()[EOS] = 2
@@ -59,6 +61,29 @@ def test_a_translation_and_its_score_do_not_depend_on_the_batch(method, bf16):
     assert in_batches(engine, sources[:5], config, 1) == found[:5]
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist()
     assert engine.search([sources[i] for i in order], config, seeds=order) == [found[i] for i in order]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CONFIGS)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_real_text_is_translated_and_scored_alike_in_batches_of_any_size_and_order(method, bf16, data):
+    sides = [read_lines(data / "europarl_en_de" / f"valid.{language}")[:64] for language in ("en", "de")]
+    subwords = learn((line for side in sides for line in side), 2000)
+    sources, targets = (subwords.encode_all(side) for side in sides)
+    assert min(map(len, sources)) < 16 < 48 < max(map(len, sources))  # of several padded lengths
+    model = random_model(num_pieces=subwords.num_pieces)
+    engine = TorchEngine([model], pad_id=subwords.pad_id, eos_id=subwords.eos_id, unwritable=subwords.unwritable(),
+                         bf16=bf16)  # fmt: skip
+    config, num = CONFIGS[method], len(sources)
+    found, scores = in_batches(engine, sources, config, 64), engine.score(sources, targets)
+    assert len({hypotheses[0].pieces for hypotheses in found}) > 48
+    for size, upto in ((7, 35), (1, 12)):
+        assert in_batches(engine, sources[:upto], config, size) == found[:upto]  # to the last bit
+        for i in range(0, upto, size):
+            assert engine.score(sources[i : i + size], targets[i : i + size]) == scores[i : i + size]
+    order = torch.randperm(num, generator=torch.Generator().manual_seed(1)).tolist()
+    assert engine.search([sources[i] for i in order], config, seeds=order) == [found[i] for i in order]
+    assert engine.score([sources[i] for i in order], [targets[i] for i in order]) == [scores[i] for i in order]
 
 
 @pytest.mark.parametrize("method", CONFIGS)

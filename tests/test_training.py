@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import signal
 import threading
@@ -69,6 +70,14 @@ def test_the_final_model_is_the_mean_of_the_last_checkpoints(finished: Path):
 def test_a_model_directory_says_nothing_of_where_it_was_made(finished: Path):
     for path in (finished / "model").iterdir():
         assert str(finished.parent).encode() not in path.read_bytes()
+
+
+def test_the_best_checkpoint_is_the_likelier_one_where_bleu_is_equal(finished: Path):
+    validations = [line for line in log_of(finished) if "valid_bleu" in line]
+    best = max(validations, key=lambda line: (line["valid_bleu"], -line["valid_nll"]))
+    assert len({line["valid_bleu"] for line in validations}) == 1  # 0: so little is learnt in six updates
+    assert (finished / "best").resolve().name == f"step-{best['update']:06d}"
+    assert best["update"] == 6
 
 
 def test_the_loss_falls(finished: Path):
@@ -290,6 +299,23 @@ def test_training_outside_the_main_thread_leaves_signals_alone(tmp_path: Path):
     thread.start()
     thread.join()
     assert done[0].updates == 1
+
+
+@pytest.mark.slow
+def test_an_update_of_the_base_model_runs_on_real_text(tmp_path: Path, data: Path):
+    for name, num in (("train", 1500), ("valid", 4)):
+        for language in ("en", "de"):
+            lines = read_lines(data / "tatoeba_en_de" / f"{name}.{language}")[:num]
+            (tmp_path / f"{name}.{language}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    files = {"src": "train.en", "tgt": "train.de", "valid_src": "valid.en", "valid_tgt": "valid.de"}
+    words = [f"data.{key}={json.dumps(str(tmp_path / name))}" for key, name in files.items()]
+    words += ["train.max_updates=1", f"train.out={json.dumps(str(tmp_path / 'run'))}", "search.max_extra=0"]
+    recipe = load_recipe(None, "base", tuple(words))
+    summary = train(recipe, quiet=True)
+    (loss,) = [line["loss"] for line in log_of(tmp_path / "run") if "loss" in line]
+    translator = diglot.load(summary.model)
+    assert summary.parameters == 63_045_632 - 512 * (37_000 - translator.tgt_subwords.num_pieces)
+    assert 0 < loss < 2 * math.log(translator.tgt_subwords.num_pieces)
 
 
 @pytest.mark.slow
