@@ -9,6 +9,7 @@ every dropped pair is counted, and named by file and line.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import multiprocessing
@@ -52,6 +53,7 @@ FORMAT = 2  # to be raised when rows or filters come to mean something else
 LINES_AT_ONCE = 4096
 ROWS_AT_ONCE = 1 << 18  # of the index, among which duplicates are looked for
 DROPPED = "dropped.tsv"
+PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
 
@@ -175,10 +177,7 @@ def hash_pair(src: str, tgt: str) -> tuple[int, int]:
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Generator[R]:
-    """What becomes of each item, in their order; with several processes each has every so manyth item.
-
-    They end with whoever asked, however that ends: they have nobody left to send to.
-    """
+    """What becomes of each item, in their order; with several processes each has every so manyth item."""
     num = min(num, len(items))
     if num < 2 or not sys.platform.startswith("linux"):  # elsewhere a fork is not safe, and a map of a file not sent
         yield from map(work, items)
@@ -186,14 +185,14 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
     context = multiprocessing.get_context("fork")
 
     def send_all(own: Sequence[T], sender: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to obey, which ends us
+        follow_main()
         try:
             for item in own:
                 sender.send(work(item))
         except TextError as error:
             sender.send(error)
-        except (BrokenPipeError, MemoryError):  # nobody asks any more; or: the end without an answer says it
-            pass
+        except MemoryError:
+            pass  # the end without an answer says it
 
     receivers: list[Any] = []
     processes: list[Any] = []
@@ -223,6 +222,15 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
             process.kill()
             process.join()
             receiver.close()
+
+
+def follow_main() -> None:
+    """Have a forked process leave Ctrl-C to the main one, and end when that does, be it killed.
+
+    Left alone, one that waits to send what nobody will read would hold on to the run's lock for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------- writing
