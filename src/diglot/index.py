@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -197,15 +198,15 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
     receivers: list[Any] = []
     processes: list[Any] = []
     try:
-        for i in range(num):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
-            with warnings.catch_warnings():  # of a fork in a process with threads: ours runs nothing of theirs
-                warnings.simplefilter("ignore", DeprecationWarning)
+        with interrupts_waiting(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: ours runs nothing of theirs
+            for i in range(num):
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
                 process.start()
-            sender.close()  # or its end would not be seen
-            receivers.append(receiver)
-            processes.append(process)
+                sender.close()  # or its end would not be seen
+                receivers.append(receiver)
+                processes.append(process)
         for i in range(len(items)):
             try:
                 found = receivers[i % num].recv()
@@ -222,6 +223,22 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
             process.kill()
             process.join()
             receiver.close()
+
+
+@contextmanager
+def interrupts_waiting() -> Generator[None]:
+    """Obey Ctrl-C at the end of the block: in the midst of a fork it would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    old = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+    if caught:
+        signal.raise_signal(signal.SIGINT)
 
 
 def follow_main() -> None:
