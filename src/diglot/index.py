@@ -9,6 +9,7 @@ every dropped pair is counted, and named by file and line.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import multiprocessing
@@ -17,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -52,6 +54,7 @@ FORMAT = 2  # to be raised when rows or filters come to mean something else
 LINES_AT_ONCE = 4096
 ROWS_AT_ONCE = 1 << 18  # of the index, among which duplicates are looked for
 DROPPED = "dropped.tsv"
+PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
 
@@ -175,10 +178,7 @@ def hash_pair(src: str, tgt: str) -> tuple[int, int]:
 
 
 def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Generator[R]:
-    """What becomes of each item, in their order; with several processes each has every so manyth item.
-
-    They end with whoever asked, however that ends: they have nobody left to send to.
-    """
+    """What becomes of each item, in their order; with several processes each has every so manyth item."""
     num = min(num, len(items))
     if num < 2 or not sys.platform.startswith("linux"):  # elsewhere a fork is not safe, and a map of a file not sent
         yield from map(work, items)
@@ -186,27 +186,27 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
     context = multiprocessing.get_context("fork")
 
     def send_all(own: Sequence[T], sender: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to obey, which ends us
+        follow_main()
         try:
             for item in own:
                 sender.send(work(item))
         except TextError as error:
             sender.send(error)
-        except (BrokenPipeError, MemoryError):  # nobody asks any more; or: the end without an answer says it
-            pass
+        except MemoryError:
+            pass  # the end without an answer says it
 
     receivers: list[Any] = []
     processes: list[Any] = []
     try:
-        for i in range(num):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
-            with warnings.catch_warnings():  # of a fork in a process with threads: ours runs nothing of theirs
-                warnings.simplefilter("ignore", DeprecationWarning)
+        with interrupts_waiting(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: ours runs nothing of theirs
+            for i in range(num):
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
                 process.start()
-            sender.close()  # or its end would not be seen
-            receivers.append(receiver)
-            processes.append(process)
+                sender.close()  # or its end would not be seen
+                receivers.append(receiver)
+                processes.append(process)
         for i in range(len(items)):
             try:
                 found = receivers[i % num].recv()
@@ -223,6 +223,31 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
             process.kill()
             process.join()
             receiver.close()
+
+
+@contextmanager
+def interrupts_waiting() -> Generator[None]:
+    """Obey Ctrl-C at the end of the block: in the midst of a fork it would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    old = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+    if caught:
+        signal.raise_signal(signal.SIGINT)
+
+
+def follow_main() -> None:
+    """Have a forked process leave Ctrl-C to the main one, and end when that does, be it killed.
+
+    Left alone, one that waits to send what nobody will read would hold on to the run's lock for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------- writing

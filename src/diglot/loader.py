@@ -25,12 +25,11 @@ from diglot.batching import LENGTHS, ROWS, micro_batches, mix, pad, round_up, up
 from diglot.config import Recipe
 from diglot.corpus import Corpus
 from diglot.errors import TrainingError
+from diglot.index import follow_main
 from diglot.model import padding_mask
 from diglot.parallel import World
 from diglot.run import TrainingState
 from diglot.texts import Texts
-
-PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
         sampler=places(reader.corpus, reader.recipe, state.update, state.epoch, state.update_of_epoch),
         num_workers=num_workers,
         collate_fn=as_it_is,  # pyright: ignore[reportArgumentType]
-        worker_init_fn=follow_main,
+        worker_init_fn=begin_worker,
         multiprocessing_context="fork" if num_workers else None,
     )
     with warnings.catch_warnings():  # of a fork in a process with threads: a worker runs nothing of theirs
@@ -201,12 +200,7 @@ def as_it_is(update: Update) -> Update:
     return update
 
 
-def follow_main(worker: int) -> None:
-    """Ctrl-C and SIGTERM are the main process's to obey; a worker ends when it does, be it killed.
-
-    Left alone, a worker that waits to send what nobody will read would hold on to the run's lock and to the connections
-    with other ranks for ever.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def begin_worker(worker: int) -> None:
+    """SIGTERM too is the main process's to obey: it saves, and needs what is read until then."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    follow_main()
