@@ -283,6 +283,16 @@ def test_pieces_are_counted_with_the_end_piece(
         assert corpus.count_lengths()[side][: lengths.max() + 1].tolist() == np.bincount(lengths).tolist()
 
 
+def test_a_tag_is_a_piece_of_the_source(write: Write, subwords: Subwords) -> None:
+    files = open_pairs([], [], [str(write("a.tsv", "one hundred and one\teins\n"))])
+    num = len(subwords.encode("one hundred and one")) + 1
+    for has_tags, limit, kept in ((False, num, 1), (True, num, 0), (True, num + 1, 1)):
+        reading = Reading(subwords, subwords, DataConfig(max_pieces=limit), has_tags)
+        corpus = index_corpus(files, reading, io.StringIO())
+        assert len(corpus) == kept
+        assert corpus.lengths(np.arange(kept))[0].tolist() == [num + has_tags] * kept
+
+
 # ------------------------------------------------------------------- unequal numbers of lines
 
 

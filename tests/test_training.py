@@ -253,6 +253,28 @@ def test_given_subwords_are_used(finished: Path, tmp_path: Path):
     )
 
 
+def test_one_model_learns_several_target_languages_and_a_tag_chooses(tmp_path: Path):
+    small_recipe(tmp_path, "run")  # writes the files
+    files = {name: str(tmp_path / name) for name in ("train.en", "train.de", "valid.en", "valid.de")}
+    words = [
+        f"data.{key}={json.dumps([files[name] for name in names])}"
+        for key, names in {
+            "src": ("train.en", "train.de", "train.en"), "tgt": ("train.de", "train.en", "train.en"),
+            "valid_src": ("valid.en", "valid.de", "valid.en"), "valid_tgt": ("valid.de", "valid.en", "valid.en"),
+        }.items()
+    ]  # fmt: skip
+    langs = ["de", "en", "copy"]
+    words += [f"data.tgt_langs={json.dumps(langs)}", f"data.valid_tgt_langs={json.dumps(langs)}"]
+    # as many positions as pieces: the tag has to fit too
+    words += ["data.weights=[1, 1, 0.5]", "data.temperature=2", "subwords.sampling=0.2", "model.positions=learned",
+              "model.max_positions=24", "data.max_pieces=24", "languages.tgt="]  # fmt: skip
+    model = diglot.load(train(small_recipe(tmp_path, "run", *words), quiet=True).model)
+    assert model.spec.languages.tags == ("de", "en", "copy")
+    scores = [model.score(["one"], ["eins"], to=to)[0].log_prob for to in langs]
+    assert len(set(scores)) == 3  # the network sees which one is asked for
+    assert model.score([">>en<< one"], ["eins"])[0].log_prob == scores[1]
+
+
 def test_tensorboard_gets_the_curves(tmp_path: Path):
     train(small_recipe(tmp_path, "run", "train.tensorboard=true", "train.max_updates=2"), quiet=True)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
