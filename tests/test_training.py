@@ -275,6 +275,23 @@ def test_one_model_learns_several_target_languages_and_a_tag_chooses(tmp_path: P
     assert model.score([">>en<< one"], ["eins"])[0].log_prob == scores[1]
 
 
+def test_learned_positions_need_not_reach_beyond_the_longest_pair(tmp_path: Path):
+    words = ("model.positions=learned", "model.max_positions=37", "data.max_pieces=37", "subwords.sampling=0.1")
+    assert train(small_recipe(tmp_path, "run", *words, "train.max_updates=2"), quiet=True).updates == 2
+
+
+def test_a_replacement_that_was_cut_off_is_put_back_before_anybody_looks(tmp_path: Path):
+    recipe = small_recipe(tmp_path, "run", "train.max_updates=3")
+    train(recipe, quiet=True)
+    (step,) = checkpoint.list_steps(tmp_path / "run")
+    step.rename(checkpoint.replaced(step))  # as between the two renames
+    summary = train(changed(recipe, max_updates=6), quiet=True)
+    assert summary.updates == 6
+    first = next(line for line in log_of(tmp_path / "run") if "loss" in line)
+    assert first["update"] == 1
+    assert not list((tmp_path / "run").glob("broken-*"))
+
+
 def test_tensorboard_gets_the_curves(tmp_path: Path):
     train(small_recipe(tmp_path, "run", "train.tensorboard=true", "train.max_updates=2"), quiet=True)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))

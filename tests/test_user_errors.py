@@ -483,6 +483,9 @@ case("the pairs are not those that DIR/run was begun with; give back the old tex
 case("data.tgt_langs needs data.valid_tgt_langs: into which language to validate each file.")(
     lambda at: trained(at, *both_ways(at))
 )
+case("data.weights leave no pair in an epoch: raise them; 1 is every pair once.")(
+    lambda at: trained(at, "data.weights=[0.001]")
+)
 case("data.valid_tgt_langs names 'fr', into which nothing is trained.")(
     lambda at: trained(at, *both_ways(at), "data.valid_tgt_langs=fr")
 )

@@ -17,6 +17,11 @@ NETWORK = (
 )  # fmt: skip
 
 
+def words_of(*words: str) -> list[str]:
+    """NETWORK with other values, each key once."""
+    return list({word.partition("=")[0]: word for word in (*NETWORK, *words)}.values())
+
+
 def write_pairs(directory: Path, name: str, num: int, seed: int) -> None:
     """Numbers and times, a pair a line."""
     rng = random.Random(seed)

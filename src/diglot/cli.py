@@ -33,7 +33,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 STANDARD_INPUT = Path("-")
-PREVIEW = 3
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on standard error but errors.")]
@@ -387,7 +386,7 @@ def runs(
 
     \b
     diglot runs
-    diglot runs /work/experiments --json | jq '.[] | select(.state == "running") | .run'
+    diglot runs experiments --json | jq '.[] | select(.state == "running") | .run'
     """
     from diglot.runs import HEADER, list_runs
 

@@ -165,6 +165,7 @@ def _unpack(path: Path, scratch: Path) -> Path:
             with gzip.open(path) as packed, tempfile.NamedTemporaryFile(dir=scratch, prefix=".text-") as out:
                 shutil.copyfileobj(packed, out, BLOCK)
                 out.flush()
+                os.fsync(out.fileno())
                 with contextlib.suppress(FileExistsError):  # another process was faster
                     os.link(out.name, unpacked)
     except UNPACKING as error:

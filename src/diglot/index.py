@@ -242,11 +242,12 @@ def interrupts_waiting() -> Generator[None]:
 
 
 def follow_main() -> None:
-    """Have a forked process leave Ctrl-C to the main one, and end when that does, be it killed.
+    """Have a forked process leave Ctrl-C and SIGTERM to the main one, and end when that does, be it killed.
 
     Left alone, one that waits to send what nobody will read would hold on to the run's lock for ever.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -279,8 +280,9 @@ def write_index(
         if reading.config.drop_duplicates:
             drop_duplicates(path, tables, drops)
         facts = {"ends": ends_of_files(tables[0], len(files)), "fingerprint": fingerprint(tables[1:])}
-        (path / FACTS).write_text(json.dumps(facts) + "\n")
-        for file in (*tables, drops):
+        known = stack.enter_context((path / FACTS).open("w", encoding="utf-8"))
+        known.write(json.dumps(facts) + "\n")
+        for file in (*tables, drops, known):
             file.flush()
             os.fsync(file.fileno())
 

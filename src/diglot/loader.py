@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import signal
 import sys
 import warnings
 from collections.abc import Generator, Iterator
@@ -120,6 +119,8 @@ class UpdateReader(Dataset[Update]):
             own: list[int] = chosen.tolist()
             src_ids, src_lengths = pad([src[i] for i in own], self.src_subwords.pad_id, LENGTHS)
             tgt_ids, tgt_lengths = pad([tgt[i] for i in own], self.tgt_subwords.pad_id, LENGTHS)
+            if self.recipe.model.positions == "learned":  # of which there may be none for all of the padding
+                src_ids, tgt_ids = (ids[:, : self.recipe.model.max_positions] for ids in (src_ids, tgt_ids))
             micro = MicroBatch(src_ids, src_lengths, tgt_ids, tgt_lengths, keys[chosen])
             micros.append(micro.fill_up(bound))
         return Update(place, micros, int(num_tgt.sum()))
@@ -135,7 +136,8 @@ class UpdateReader(Dataset[Update]):
             if alpha:
                 for i, (text, seed) in enumerate(zip(texts, seeds, strict=True)):
                     sampled = subwords.encode_sampled(text, alpha, int(seed) + side & 0x7FFFFFFF)
-                    pieces[i] = sampled if len(sampled) < longest else pieces[i]
+                    room = longest - 1 - (bool(self.tag_ids) and side == 0)  # beside the end and the tag
+                    pieces[i] = sampled if len(sampled) <= room else pieces[i]
             sides.append([[*sequence, subwords.eos_id] for sequence in pieces])
         if self.tag_ids:
             files = self.corpus.files_of(rows)
@@ -201,6 +203,5 @@ def as_it_is(update: Update) -> Update:
 
 
 def begin_worker(worker: int) -> None:
-    """SIGTERM too is the main process's to obey: it saves, and needs what is read until then."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """What DataLoader calls in a process that reads ahead."""
     follow_main()

@@ -91,7 +91,7 @@ class World:
 @contextmanager
 def join(device: str, timeout: float) -> Generator[World]:
     """Join the ranks that torchrun started; alone, a world of one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE") or 1) == 1:
         yield World()
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

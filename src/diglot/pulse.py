@@ -101,7 +101,7 @@ class Pulse(threading.Thread):
         torchrun's request to end, for which torchrun would wait half a minute."""
         for told in (self.heard[rank] for rank in ranks if rank != self.rank):
             if told["machine"] == self.own["machine"]:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):
                     os.kill(told["pid"], signal.SIGKILL)
         names = ", ".join(f"rank {rank} on {self.heard[rank]['machine'].split()[0]}" for rank in ranks) or "a rank"
         return RankError(

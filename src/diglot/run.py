@@ -1,6 +1,6 @@
 """A run directory: what a training run writes, and all that it needs to go on.
 
-config.toml (the resolved recipe) · log.jsonl · dropped.tsv · tensorboard/ · text/ (unpacked .gz)
+config.toml (the resolved recipe) · log.jsonl · dropped.tsv · skipped.tsv · tensorboard/ · broken-step-... (set aside)
 step-000500/ (a model directory, with training.safetensors and state.json) · best -> · model/ (the final, averaged)
 """
 
@@ -66,6 +66,7 @@ class TrainingState:
     best_update: int = 0
     stale: int = 0  # validations since the best
     validated: list[int] = field(default_factory=list[int])  # updates whose checkpoints may be averaged
+    since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # sums since the last line of the log
     corpus: str = ""  # fingerprint
     samples: str = ""  # hash of the pairs of all updates, in their order
     micro_batch: int = 0  # padded pieces at once, as chosen or as memory allowed
@@ -298,7 +299,7 @@ def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state:
             checkpoint.link_best(run, checkpoint.step_path(run, state.best_update))
         keep = {*state.validated[-job.recipe.train.average :], state.best_update}
         checkpoint.prune(run, keep={checkpoint.step_path(run, update).name for update in keep}, newest=2)
-    job.world.gather(None)  # nobody reads what is not yet written
+    job.world.wait_for_all()  # nobody reads what is not yet written
 
 
 def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str) -> TrainingState:

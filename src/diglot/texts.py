@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from diglot.batching import rows_of_epoch
 from diglot.checkpoint import StoredModel, write_file, writing
 from diglot.config import Recipe
 from diglot.corpus import (
@@ -69,6 +70,8 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
             f"of {num_lines:,} pairs {len(corpus):,} are left to train on and {len(valid.src):,} to validate on: "
             f"too few; {why}."
         )
+    if not rows_of_epoch(corpus.groups(data)):
+        raise TextError("data.weights leave no pair in an epoch: raise them; 1 is every pair once.")
     return Texts(src_subwords, tgt_subwords, corpus, valid)
 
 

@@ -80,6 +80,9 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         Signals(NOTHING_TO_SAVE if world.is_first else "") as signals,
     ):
         reporter = Reporter(quiet or not world.is_first)
+        if world.is_first:
+            checkpoint.sweep(run)  # before anybody looks: it puts back what a replacement had moved
+        world.wait_for_all()
         recipe, init = resolve(recipe, changed)
         job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
         check_same_recipe(job)
@@ -117,7 +120,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
 
         # ---- updates
         goal, every, log_every = recipe.train.max_updates, recipe.train.valid_every, recipe.train.log_every
-        begun, meter = time.monotonic() - state.seconds, Meter()
+        begun, meter = time.monotonic() - state.seconds, Meter(state.since_log)
         with (
             signals.put_off(),
             naming_a_killed_worker(),
@@ -148,10 +151,10 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
                     log.write(state.update, epoch=state.epoch + 1, loss=meter.loss, nll=meter.nll, rate=rate, norm=norm,
                               pieces_per_second=meter.speed, pieces=state.pieces, skipped=state.skipped,
                               memory_splits=state.memory_splits)  # fmt: skip
-                    meter = Meter()
+                    meter.reset()
                 if due(state.update, every, goal):
                     validate_and_save(job, stored, optimizer, state, texts.valid, log, signals)
-                    meter = Meter()
+                    meter.restart()
                 elif stop:
                     save(job, stored, optimizer, state)
                     raise stopped(job, state, log, signals)
@@ -207,7 +210,6 @@ def find_resumed(job: Job) -> StoredModel | None:
     for complaint in complaints:
         job.reporter.say(f"warning: {complaint} Falling back to {newest}.")
     if job.world.is_first:
-        checkpoint.sweep(job.run)
         checkpoint.set_aside(job.run, newest)
     return load_model(newest) if newest else None
 
@@ -347,30 +349,42 @@ def count(
 
 
 class Meter:
-    """Loss and speed since the last line of the log."""
+    """Loss and speed since the last line of the log. The sums are part of the state, so that a run that goes on writes
+    the line that it would have written."""
 
-    def __init__(self) -> None:
-        self.sum_loss, self.sum_nll, self.pieces, self.begun = 0.0, 0.0, 0, time.monotonic()
+    def __init__(self, sums: list[float]) -> None:
+        self.sums = sums  # of the loss, of the negative log-likelihood, of the pieces
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure the speed anew."""
+        self.begun, self.timed = time.monotonic(), 0
+
+    def reset(self) -> None:
+        """Begin anew, after a line of the log."""
+        self.sums[:] = [0.0, 0.0, 0.0]
+        self.restart()
 
     def add(self, sums: Sums) -> None:
         """Count an update."""
-        self.sum_loss, self.sum_nll = self.sum_loss + sums.loss, self.sum_nll + sums.nll
-        self.pieces += sums.pieces
+        for i, value in enumerate((sums.loss, sums.nll, sums.pieces)):
+            self.sums[i] += value
+        self.timed += sums.pieces
 
     @property
     def loss(self) -> float:
         """Smoothed loss of a target piece, in nats."""
-        return self.sum_loss / max(1, self.pieces)
+        return self.sums[0] / max(1, self.sums[2])
 
     @property
     def nll(self) -> float:
         """The same without smoothing."""
-        return self.sum_nll / max(1, self.pieces)
+        return self.sums[1] / max(1, self.sums[2])
 
     @property
     def speed(self) -> float:
         """Target pieces a second."""
-        return self.pieces / max(1e-9, time.monotonic() - self.begun)
+        return self.timed / max(1e-9, time.monotonic() - self.begun)
 
 
 def validate_and_save(

@@ -64,6 +64,7 @@ def validate(
                 advance(len(part), "")
     except Interrupted:
         share = None
+    world.wait_for_all()  # their shares may take longer than a rank may take to answer
     shares = world.gather(share)
     if any(share is None for share in shares):
         return None

@@ -88,6 +88,7 @@ def begun(run: Path):
     """As a training run begins: lock, sweep, go on, write the recipe and the log."""
     recipe = Recipe(train=TrainConfig(out=str(run)))
     with in_use(run, recipe):
+        checkpoint.sweep(run)
         saver = Saver(run)
         recipe = dataclasses.replace(saver.job.recipe, train=dataclasses.replace(recipe.train, max_updates=10**6))
         checkpoint.replace_file(run / "config.toml", to_toml(recipe).encode())

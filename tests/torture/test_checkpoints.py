@@ -38,7 +38,7 @@ from diglot.schedule import make_optimizer
 from diglot.subwords import Subwords
 from diglot.training import choose_precision, gradients, train
 from diglot.translator import choose_device
-from training_runs import NETWORK, small_recipe, write_pairs
+from training_runs import small_recipe, words_of, write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -235,7 +235,7 @@ def diglot_train(
     options += [f"--valid-src={directory}/valid.en", f"--valid-tgt={directory}/valid.de"]
     options += ["--quiet"] if quiet else []
     return subprocess.run(
-        [DIGLOT, "train", *NETWORK, *options, *words],
+        [DIGLOT, "train", *options, *words_of(*words)],
         capture_output=True,
         text=True,
         check=False,

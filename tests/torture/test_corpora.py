@@ -17,7 +17,7 @@ import pytest
 from conftest import Torture
 from diglot.demo import draw_corpus
 from diglot.subwords import learn
-from training_runs import NETWORK
+from training_runs import words_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def start_training(directory: Path, name: str, out: str, *words: str) -> subproc
         "subwords.model": "subwords.model", "train.out": out,
     }  # fmt: skip
     named = [f"{key}={json.dumps(str(directory / value))}" for key, value in files.items()]
-    command = [sys.executable, "-m", "diglot", "train", "--preset", "tiny", *NETWORK, *named, *words, "--quiet"]
+    command = [sys.executable, "-m", "diglot", "train", "--preset", "tiny", *named, *words_of(*words), "--quiet"]
     env = {**os.environ, "DIGLOT_CACHE": str(directory / "cache")}
     return subprocess.Popen(command, env=env, start_new_session=True)
 

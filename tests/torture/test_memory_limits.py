@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from conftest import Torture
 from diglot import checkpoint
-from training_runs import NETWORK, write_pairs
+from training_runs import words_of, write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ finally:
     print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
 """
 WIDE = (
-    *NETWORK, "model.d_model=128", "model.d_ff=512", "train.update_pieces=6000", "train.max_updates=3",
+    "model.d_model=128", "model.d_ff=512", "train.update_pieces=6000", "train.max_updates=3",
     "data.max_pieces=64", "model.dropout=0.0", "train.precision=fp32",
 )  # fmt: skip
 EXTRA = (140, 200, 300, 450, 700)  # megabytes
@@ -54,8 +54,8 @@ def diglot_train(directory: Path, out: str, *words: str, extra: int = 0, group: 
     """Train in a process of its own, in a control group or with so much address space to take."""
     files = {"src": "train.en", "tgt": "train.de", "valid_src": "valid.en", "valid_tgt": "valid.de"}
     named = [f"data.{key}={json.dumps(str(directory / name))}" for key, name in files.items()]
-    command = [sys.executable, "-c", LIMITED, str(extra), "train", "--preset", "tiny", *WIDE, *named,
-               f"train.out={json.dumps(str(directory / out))}", *words]  # fmt: skip
+    command = [sys.executable, "-c", LIMITED, str(extra), "train", "--preset", "tiny", *named,
+               f"train.out={json.dumps(str(directory / out))}", *words_of(*WIDE, *words)]  # fmt: skip
     if group:
         command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
     env = {**os.environ, "DIGLOT_CACHE": str(directory / "cache")}
