@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# threads that wait give their core to whoever works beside them
-export OMP_WAIT_POLICY ?= PASSIVE
+# threads that wait soon give their core to whoever works beside them
+export GOMP_SPINCOUNT ?= 1000
 
 .PHONY: demo test test-slow torture check clean
 

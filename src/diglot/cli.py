@@ -514,8 +514,9 @@ def say(error: Exception) -> None:
 
 def main() -> None:
     """The command `diglot`."""
-    # where another program takes a core, threads that spin while they wait take the rest: ten times slower was seen
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # where another program takes a core, threads that spin for long while they wait take the rest: it was seen to be
+    # ten times slower; not to spin at all costs a tenth where nothing else runs
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     number = 0
     try:
         app()
