@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import pytest
@@ -40,18 +39,6 @@ def test_every_control_group_around_a_process_limits_it(
     (tmp_path / "proc" / "cgroup").write_text(line.replace("/outer/inner", "/seen/from/outside/the/container"))
     write_group(root, 50, 10, 5, version)
     assert list(memory.left_in_groups()) == [45 * MEGABYTE]
-
-
-def test_the_peak_is_that_since_it_was_last_forgotten() -> None:
-    if not memory.PROC.exists():
-        pytest.skip("only Linux forgets a peak")
-    memory.forget_peak()
-    before = memory.peak_memory()
-    with mmap.mmap(-1, 50 * MEGABYTE) as pages:
-        pages.write(b"x" * (50 * MEGABYTE))
-    assert memory.peak_memory() > before + 40 * MEGABYTE
-    memory.forget_peak()
-    assert memory.peak_memory() < before + 30 * MEGABYTE
 
 
 def test_where_memory_runs_out_in_validation_fewer_lines_go_at_once_and_nothing_else_changes(
