@@ -27,6 +27,7 @@ from diglot import checkpoint
 from diglot.config import DataConfig, Recipe, to_toml
 from diglot.corpus import open_pairs
 from diglot.errors import ConfigError, TrainingError
+from diglot.parallel import is_first_rank
 from diglot.progress import Reporter
 from diglot.run import MOMENTS, STATE
 from diglot.signals import Signals
@@ -109,7 +110,7 @@ class Trial:
 
 def verify_resume(recipe: Recipe, quiet: bool = False) -> Verdict | None:
     """Train the recipe straight, then killed and resumed, and compare. None on all ranks but the first."""
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_rank():
         return None
     if os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")):
         raise ConfigError("--verify-resume kills ranks on one machine alone: start torchrun with --nnodes 1.")

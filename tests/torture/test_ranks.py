@@ -205,49 +205,42 @@ def endless(tmp_path: Path, doing: str) -> tuple[str, ...]:
     return ("train.max_updates=100000", "train.valid_every=3" if doing == "validating" else "train.valid_every=50000")
 
 
-def test_a_stopped_rank_ends_the_job_and_is_named(start: Callable[..., Started], tmp_path: Path, torture: Torture):
-    cases = STOPS if torture.is_full else STOPS[1:2]
+def lose_ranks(
+    start: Callable[..., Started], tmp_path: Path, cases: list[tuple[int, int, str, str]], by: int, seconds: float
+) -> str:
+    """Send a rank of each training a signal: the job ends in time with one sentence, which names it. What was seen."""
     took: list[float] = []
-    for number, (ranks, stopped, doing, strategy) in enumerate(cases):
+    for number, (ranks, lost, doing, strategy) in enumerate(cases):
         words = endless(tmp_path, doing)
         one = start(f"run{number}", ranks, f"train.strategy={strategy}", *words)
         wait_until(lambda number=number: updates_of(tmp_path / f"run{number}") >= 3)
         time.sleep(0.5)
-        os.kill(one.rank(stopped), signal.SIGSTOP)
+        os.kill(one.rank(lost), by)
         begun = time.monotonic()
         code, said = one.end()
         took.append(time.monotonic() - begun)
         assert code != 0
-        assert [line for line in sentences(said) if f"rank {stopped} on" in line] == sentences(said), said
+        assert [line for line in sentences(said) if f"rank {lost} on" in line] == sentences(said), said
         assert len(sentences(said)) == 1, said
-        assert took[-1] < TIMEOUT + 20
+        assert took[-1] < seconds
+    return f"{len(took)} of {len(cases)}, after {min(took):.0f} to {max(took):.0f} s"
+
+
+def test_a_stopped_rank_ends_the_job_and_is_named(start: Callable[..., Started], tmp_path: Path, torture: Torture):
+    cases = STOPS if torture.is_full else STOPS[1:2]
     torture.report(
         f"a rank is stopped (SIGSTOP) while 2 or 3 ranks train or validate; train.rank_timeout = {TIMEOUT} s",
         "the job ends with one sentence that names it",
-        f"{len(took)} of {len(cases)}, after {min(took):.0f} to {max(took):.0f} s",
+        lose_ranks(start, tmp_path, cases, signal.SIGSTOP, TIMEOUT + 20),
     )
 
 
 def test_a_killed_rank_ends_the_job_and_is_named(start: Callable[..., Started], tmp_path: Path, torture: Torture):
     cases = STOPS if torture.is_full else STOPS[2:3]
-    took: list[float] = []
-    for number, (ranks, killed, doing, strategy) in enumerate(cases):
-        words = endless(tmp_path, doing)
-        one = start(f"run{number}", ranks, f"train.strategy={strategy}", *words)
-        wait_until(lambda number=number: updates_of(tmp_path / f"run{number}") >= 3)
-        time.sleep(0.5)
-        os.kill(one.rank(killed), signal.SIGKILL)
-        begun = time.monotonic()
-        code, said = one.end()
-        took.append(time.monotonic() - begun)
-        assert code != 0
-        assert [line for line in sentences(said) if f"rank {killed} on" in line] == sentences(said), said
-        assert len(sentences(said)) == 1, said
-        assert took[-1] < 30
     torture.report(
         "a rank is killed (SIGKILL) while 2 or 3 ranks train or validate",
         "the job ends at once with one sentence that names it",
-        f"{len(took)} of {len(cases)}, after {min(took):.0f} to {max(took):.0f} s",
+        lose_ranks(start, tmp_path, cases, signal.SIGKILL, 30),
     )
 
 
