@@ -121,7 +121,7 @@ class Translator:
         """The given targets as translations of the sources, with the scores that the search would give them."""
         if len(sources) != len(targets):
             raise ConfigError(f"there are {len(sources)} sources and {len(targets)} targets; each source needs one.")
-        return list(self.score_pairs(zip(self._tagged(sources, to), targets, strict=True), **options))
+        return list(self.score_pairs(list(zip(self._tagged(sources, to), targets, strict=True)), **options))
 
     def score_pairs(
         self, pairs: Iterable[tuple[str, str]], *, to: str | None = None, **options: Any
@@ -266,6 +266,9 @@ def choose_device(device: str) -> str:
 
 def arriving(items: Iterable[T], window: int) -> Iterator[list[T]]:
     """Lists of the items that have arrived, at most `window` each; a thread reads at most that much ahead."""
+    if isinstance(items, Sequence):  # all are there
+        yield from (list(items[start : start + window]) for start in range(0, len(items), window))
+        return
     waiting: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(window)
     is_wanted = True
 
