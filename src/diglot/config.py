@@ -261,6 +261,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {
         "model": {"d_model": 128, "d_ff": 256, "num_heads": 4, "num_encoder_layers": 4, "num_decoder_layers": 4,
                   "norm": "pre", "dropout": 0.2},
+        "data": {"micro_batch": 16384},
         "subwords": {"size": 8000},
         "train": {"update_pieces": 4096, "warmup_steps": 1000, "learning_rate_scale": 1.5, "max_updates": 20_000,
                   "valid_every": 500},

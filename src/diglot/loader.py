@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from diglot.batching import LENGTHS, ROWS, micro_batches, mix, pad, round_up, updates
@@ -26,6 +26,7 @@ from diglot.corpus import Corpus
 from diglot.errors import TrainingError
 from diglot.index import follow_main
 from diglot.model import padding_mask
+from diglot.packed import PackedTransformer, pack
 from diglot.parallel import World
 from diglot.run import TrainingState
 from diglot.texts import Texts
@@ -50,6 +51,19 @@ class MicroBatch:
         src, tgt, keys = (np.pad(array, [(0, num), (0, 0)][: array.ndim]) for array in (self.src, self.tgt, self.keys))
         lengths = np.pad(self.src_lengths, (0, num), constant_values=1), np.pad(self.tgt_lengths, (0, num))
         return dataclasses.replace(self, src=src, src_lengths=lengths[0], tgt=tgt, tgt_lengths=lengths[1], keys=keys)
+
+    def through(self, network: nn.Module, device: str, bf16: bool) -> tuple[Tensor, Tensor]:
+        """The network's hidden states, row by row, and the piece that each has to predict."""
+        if isinstance(getattr(network, "module", network), PackedTransformer):
+            pairs = zip(self.src, self.src_lengths, self.tgt, self.tgt_lengths, self.keys, strict=True)
+            own = [(src[:S], tgt[:T], key) for src, S, tgt, T, key in pairs if T]
+            src, tgt, keys = zip(*own, strict=True)
+            batch = pack(src, tgt, np.array(keys))
+            return network(batch), batch.tgt
+        src, src_mask, tgt, tgt_mask, keys = self.tensors(device)
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            hidden = network(src, src_mask, tgt, keys)
+        return hidden[tgt_mask], tgt[tgt_mask]
 
     def tensors(self, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """src, src_mask, tgt, tgt_mask and keys on the device."""

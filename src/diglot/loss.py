@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diglot import kernels
+
 CHUNK_BYTES = 8 << 20
 
 
@@ -20,8 +22,9 @@ def smoothed_loss(
 ) -> tuple[Tensor, Tensor]:
     """The sums over all rows of the smoothed loss and of the plain negative log-likelihood, in nats.
 
-    hidden (N, D), weight (V, D), target (N,). The first is to be minimized; the second, which carries no gradient,
-    is what perplexity is made of. Divide by the number of pieces yourself: only the caller knows all of them.
+    hidden (N, D), weight (V, D), target (N,), which is negative in rows that count for nothing. The first is to be
+    minimized; the second, which carries no gradient, is what perplexity is made of. Divide by the number of pieces
+    yourself: only the caller knows all of them.
     """
     return cast("tuple[Tensor, Tensor]", _ProjectedLoss.apply(hidden, weight, bias, target, smoothing))
 
@@ -43,24 +46,17 @@ class _ProjectedLoss(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_grad and bias is not None else None
         chunk = max(1, CHUNK_BYTES // (4 * V))
+        chunk = max(1, CHUNK_BYTES // (4 * V))
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            wanted = target[rows, None]
-            log_p = F.linear(h[rows], w, b).log_softmax(-1, dtype=torch.float32)  # (n, V)
-            nll_of_chunk = -log_p.gather(1, wanted).sum(dtype=torch.float64)
-            nll += nll_of_chunk
-            loss += (1 - smoothing) * nll_of_chunk
-            if smoothing:  # sum over v of -q(v) log p(v), where q = (1 - eps) one-hot + eps / V
-                loss -= smoothing / V * log_p.sum(-1).sum(dtype=torch.float64)
+            logits = F.linear(h[rows], w, b)
+            of_chunk, d_logits = losses_and_gradient(logits, target[rows], smoothing)
+            loss += of_chunk[0]
+            nll += of_chunk[1]
             if d_hidden is None or d_weight is None:
                 continue
-            d_logits = log_p.exp_()  # p - q
-            if smoothing:
-                d_logits -= smoothing / V
-            d_logits.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=torch.float32))
             if d_bias is not None:
-                d_bias += d_logits.sum(0)
-            d_logits = d_logits.to(dtype)
+                d_bias += d_logits.sum(0, dtype=torch.float32)
             d_hidden[rows] = d_logits @ w
             d_weight += d_logits.t() @ h[rows]
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
@@ -71,3 +67,20 @@ class _ProjectedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         scaled = (None if d is None else d * grads[0].to(d.dtype) for d in ctx.saved_tensors)
         return (*scaled, None, None)
+
+
+def losses_and_gradient(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The sums of the smoothed loss and of the negative log-likelihood of some rows, and the gradient of the first,
+    in the type of the logits, whose place it may take."""
+    if logits.device.type == "cpu" and kernels.are_there() and logits.dtype in (torch.float32, torch.bfloat16):
+        return kernels.loss(logits, target, smoothing).sum(0), logits
+    V = logits.size(1)
+    counts = (target >= 0)[:, None]
+    wanted = target.clamp(min=0)[:, None]
+    log_p = logits.log_softmax(-1, dtype=torch.float32)  # (n, V)
+    nll = -(log_p.gather(1, wanted) * counts).sum(dtype=torch.float64)
+    # the sum over v of -q(v) log p(v), where q = (1 - eps) one-hot + eps / V
+    loss = (1 - smoothing) * nll - smoothing / V * (log_p.sum(-1, keepdim=True) * counts).sum(dtype=torch.float64)
+    d_logits = log_p.exp_().sub_(smoothing / V)  # p - q
+    d_logits.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=torch.float32))
+    return torch.stack((loss, nll)), (d_logits * counts).to(logits.dtype)

@@ -77,10 +77,10 @@ def fits(network: nn.Module, model: Transformer, num_pairs: int, length: int, bf
     network.train()
     forget_peak()
     try:
-        src, src_mask, tgt, tgt_mask, keys = micro.tensors(device)
-        with sync_gradients(network, is_last=False), torch.autocast(device, torch.bfloat16, enabled=bf16):
-            hidden = network(src, src_mask, tgt, keys)
-            loss, _ = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias, tgt[tgt_mask], 0.1)
+        with sync_gradients(network, is_last=False):
+            hidden, wanted = micro.through(network, device, bf16)
+            with torch.autocast(device, torch.bfloat16, enabled=bf16):
+                loss, _ = smoothed_loss(hidden, model.output.weight, model.output.bias, wanted, 0.1)
             loss.backward()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -400,21 +400,23 @@ class PositionalEncoding(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        self.is_learned = config.positions == "learned"
         table = positional_encoding(config.max_positions, config.d_model)
-        if self.is_learned:
+        if config.positions == "learned":
             self.table = nn.Parameter(torch.randn_like(table) * config.d_model**-0.5)
         else:
             self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """x (B, T, D) begins at position `offset`."""
-        end = offset + x.size(1)
+        return self.dropout(x + self.upto(offset + x.size(1))[offset : offset + x.size(1)])
+
+    def upto(self, end: int) -> Tensor:
+        """The encodings of at least the positions before `end`."""
         if end > len(self.table):
-            if self.is_learned:
+            if isinstance(self.table, nn.Parameter):
                 raise ValueError(f"position {end} is beyond the {len(self.table)} that were learned")
-            self.table = positional_encoding(2 * end, x.size(2)).to(self.table)
-        return self.dropout(x + self.table[offset:end])
+            self.table = positional_encoding(2 * end, self.table.size(1)).to(self.table)
+        return self.table
 
 
 # ------------------------------------------------------------------- 5.4 Dropout

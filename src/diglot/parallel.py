@@ -141,7 +141,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parallelize(model: Transformer, world: World, strategy: str, device: str) -> nn.Module:
+def parallelize(model: nn.Module, world: World, strategy: str, device: str) -> nn.Module:
     """The network as it is called in training: as it is, replicated on every rank, or shared out among them."""
     if world.size == 1:
         return model
@@ -150,6 +150,7 @@ def parallelize(model: Transformer, world: World, strategy: str, device: str) ->
         with warnings.catch_warnings():  # what shall replace broadcast_buffers is not in torch 2.10
             warnings.simplefilter("ignore", FutureWarning)
             return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    assert isinstance(model, Transformer)  # its layers are called one by one
     mesh = init_device_mesh(device, (world.size,))
     for layer in (*model.encoder.layers, *model.decoder.layers):
         fully_shard(layer, mesh=mesh)

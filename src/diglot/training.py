@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from diglot import checkpoint
+from diglot import checkpoint, kernels
 from diglot.batching import num_updates_of, pieces_of_epoch
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import ModelSpec, Recipe, TrainConfig
@@ -41,6 +41,7 @@ from diglot.loader import (
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
+from diglot.packed import PackedTransformer, can_run
 from diglot.parallel import is_out_of_memory, is_shared_out, join, num_cores, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
 from diglot.run import (
@@ -84,7 +85,8 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
             checkpoint.sweep(run)  # before anybody looks: it puts back what a replacement had moved
         world.wait_for_all()
         recipe, init = resolve(recipe, changed)
-        job = Job(recipe, run, world, device, choose_precision(recipe.train), reporter)
+        bf16 = all(world.gather(choose_precision(recipe.train)))
+        job = Job(recipe, run, world, device, bf16, reporter)
         check_same_recipe(job)
         torch.set_num_threads(recipe.train.threads or max(1, num_cores() // world.local_size))
         keep_freed_memory()
@@ -106,7 +108,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         if start := resumed or init:
             checkpoint.put_weights(model, checkpoint.weights_of(start.model))
         stored = StoredModel(run, spec, model, texts.src_subwords, texts.tgt_subwords)
-        network = parallelize(model.to(device), world, recipe.train.strategy, device)
+        network = parallelize(in_training(model.to(device), job), world, recipe.train.strategy, device)
         optimizer = make_optimizer(model)
         state = TrainingState(corpus=texts.corpus.fingerprint())
         if resumed:
@@ -169,12 +171,34 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
 
 
 def choose_precision(config: TrainConfig) -> bool:
-    """Whether matrix products are done in bf16: where the processor has instructions for it, if left to us."""
+    """Whether matrix products are done in bf16: where they are faster, if left to us."""
     if config.precision != "auto":
         return config.precision == "bf16"
     if choose_device(config.device) == "cuda":
         return torch.cuda.is_bf16_supported()
-    return torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
+    return seconds_of_a_product(torch.bfloat16) < 0.8 * seconds_of_a_product(torch.float32)
+
+
+def seconds_of_a_product(dtype: torch.dtype) -> float:
+    """The least of a few tries, which is what a processor without instructions for bf16 is told by: there it takes
+    several times as long."""
+    a, b = torch.ones(512, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    times: list[float] = []
+    for _ in range(8):
+        begun = time.perf_counter()
+        torch.mm(a, b)
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def in_training(model: Transformer, job: Job) -> nn.Module:
+    """The network as it is trained: on a CPU in packed rows, where that can be done."""
+    is_packed = (
+        job.device == "cpu"
+        and can_run(model.config)
+        and not (job.world.size > 1 and job.recipe.train.strategy == "fsdp")
+    )
+    return PackedTransformer(model, torch.bfloat16 if job.bf16 else torch.float32) if is_packed else model
 
 
 def keep_freed_memory() -> None:
@@ -229,6 +253,13 @@ def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingS
         f"on {job.device} in {'bf16' if job.bf16 else 'fp32'}{ranks}; {job.recipe.train.max_updates:,} updates at "
         f"most, {epoch:,} an epoch."
     )
+    if job.device == "cpu" and not job.bf16 and job.recipe.train.precision == "auto":
+        job.reporter.say("bf16 is no faster than fp32 on this processor.")
+    if job.device == "cpu" and not kernels.are_there():
+        job.reporter.say(
+            "warning: diglot was installed where there was no C++ compiler, so training takes about twice as long and "
+            "twice the memory. Install a compiler (g++ or clang), then diglot again."
+        )
 
 
 @contextmanager
@@ -266,12 +297,10 @@ def gradients(job: Job, network: nn.Module, model: Transformer, update: Update) 
     sums = torch.zeros(2, dtype=torch.float64, device=job.device)
     network.train()
     for place, micro in enumerate(micros):
-        src, src_mask, tgt, tgt_mask, keys = micro.tensors(job.device)
         with sync_gradients(network, place == len(micros) - 1), world.naming_the_lost():
+            hidden, wanted = micro.through(network, job.device, job.bf16)
             with torch.autocast(job.device, torch.bfloat16, enabled=job.bf16):
-                hidden = network(src, src_mask, tgt, keys)
-                loss, nll = smoothed_loss(hidden[tgt_mask], model.output.weight, model.output.bias, tgt[tgt_mask],
-                                          smoothing)  # fmt: skip
+                loss, nll = smoothed_loss(hidden, model.output.weight, model.output.bias, wanted, smoothing)
             (loss * (micro.weight * world.size / num_pieces)).backward()  # times the ranks: they are averaged over
         sums += torch.stack((loss.detach(), nll)) * micro.weight
     shares = world.gather(sums.tolist())

@@ -1,0 +1,638 @@
+// What a training step on a CPU does between its matrix products, each in one pass over its rows.
+//
+// Rows are packed: those of one sentence lie one below the other, sentence after sentence, without padding between them.
+// Elements are float or bfloat16; every sum is kept in float. This file is compiled once for each level of the
+// processor's vector instructions (VARIANT names the level); dispatch.cpp takes the best that is there. The code knows
+// vectors of 16 floats only, and the compiler makes of them what the level has.
+//
+// Work is divided among threads by its place alone, so with as many threads the same numbers come out each time.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "kernels.h"
+
+namespace diglot {
+namespace {
+
+constexpr int W = 16;  // floats in a vector
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint64_t Longs __attribute__((vector_size(64)));
+typedef int64_t SignedLongs __attribute__((vector_size(64)));
+typedef int16_t Shorts __attribute__((vector_size(64)));
+typedef int16_t HalfShorts __attribute__((vector_size(32)));
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
+
+inline Floats all(float x) { return Floats{} + x; }
+
+inline Floats load(const float* from) {
+  Floats x;
+  memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline Floats load(const bfloat16* from) {
+  Halves bits;
+  memcpy(&bits, from, sizeof bits);
+  return (Floats)(__builtin_convertvector(bits, Words) << 16);
+}
+
+inline void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+
+inline void store(bfloat16* to, Floats x) {  // to the nearest, ties to even; what is no number stays none
+  const Words bits = (Words)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Words chosen = (x == x) ? rounded : (bits >> 16) | 0x40;
+  const Halves half = __builtin_convertvector(chosen, Halves);
+  memcpy(to, &half, sizeof half);
+}
+
+// The same for the last n < 16 of a row.
+template <typename T>
+inline Floats load_some(const T* from, int n) {
+  T buffer[W] = {};
+  memcpy(buffer, from, n * sizeof(T));
+  return load(buffer);
+}
+
+template <typename T>
+inline void store_some(T* to, Floats x, int n) {
+  T buffer[W];
+  store(buffer, x);
+  memcpy(to, buffer, n * sizeof(T));
+}
+
+inline Floats rotated(Floats x, int by) {
+  Ints places;
+  for (int i = 0; i < W; i++) places[i] = (i + by) % W;
+  return __builtin_shuffle(x, places);
+}
+
+inline float sum(Floats x) {  // by halves: a chain of 16 additions takes four times as long
+  x += rotated(x, 8);
+  x += rotated(x, 4);
+  x += rotated(x, 2);
+  x += rotated(x, 1);
+  return x[0];
+}
+
+inline Floats larger(Floats x, Floats y) { return (x > y) ? x : y; }
+
+inline float largest(Floats x) {
+  x = larger(x, rotated(x, 8));
+  x = larger(x, rotated(x, 4));
+  x = larger(x, rotated(x, 2));
+  x = larger(x, rotated(x, 1));
+  return x[0];
+}
+
+// e^x, to two units of the last place; below -87 it is 0.
+inline Floats exponential(Floats x) {
+  const Floats least = all(-87.0f);
+  const Floats inside = (x > least) ? x : least;
+  const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const Floats shifted = inside * 1.44269504f + magic;
+  const Floats n = shifted - magic;
+  const Floats r = inside - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Ints power = ((Ints)shifted - (Ints)magic + 127) << 23;
+  const Floats result = p * (Floats)power;
+  return (x > least) ? result : all(0.0f);
+}
+
+// ------------------------------------------------------------------- dropout
+
+constexpr uint64_t ODD[3] = {0x9E3779B97F4A7C15ull, 0xBF58476D1CE4E5B9ull, 0x94D049BB133111EBull};
+
+// What a row of n places is multiplied by, 0 or 1 / (1 - p): 16 bits a place from a hash of the sample's key and the
+// place (model.random_bits). `row` numbers the row within its sample, heads included. Room for 32 more is written.
+void keep(float* to, int64_t n, uint64_t key, uint64_t row, const Drop& drop) {
+  const Shorts threshold = Shorts{} + static_cast<int16_t>(drop.threshold);
+  const Ints scale = (Ints)all(drop.scale);
+  Longs place = Longs{0, 1, 2, 3, 4, 5, 6, 7} * ODD[0] + (key + drop.salt + (row << 20) * ODD[0]);
+  for (int64_t start = 0; start < n; start += 32, place += 8 * ODD[0]) {
+    Longs hash = (place ^ (Longs)((SignedLongs)place >> 32)) * ODD[1];  // with its sign, as model.py shifts
+    hash = (hash ^ (Longs)((SignedLongs)hash >> 29)) * ODD[2];
+    HalfShorts kept[2];  // all ones, or zero
+    const Shorts both = (Shorts)hash >= threshold;
+    memcpy(kept, &both, sizeof both);
+    store(to + start, (Floats)(__builtin_convertvector(kept[0], Ints) & scale));
+    store(to + start + W, (Floats)(__builtin_convertvector(kept[1], Ints) & scale));
+  }
+}
+
+// ------------------------------------------------------------------- memory of a thread
+
+float* scratch(int64_t size) {  // grows and stays, one a thread
+  static thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
+template <typename Work>
+void in_parallel(int64_t num, Work work) {  // work(from, to), a stretch a thread
+#pragma omp parallel
+  {
+    const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    work(num * thread / threads, num * (thread + 1) / threads, static_cast<int>(thread));
+  }
+}
+
+template <typename Work>
+void in_turns(int64_t num, Work work) {  // work(item): sentences come sorted by length, and so each thread gets of all
+#pragma omp parallel
+  for (int64_t item = omp_get_thread_num(); item < num; item += omp_get_num_threads()) work(item);
+}
+
+// ------------------------------------------------------------------- residual, dropout, norm
+
+template <typename T>
+void add_norm(const AddNorm& a) {
+  const T* x = static_cast<const T*>(a.x);
+  T* o = static_cast<T*>(a.o);
+  T* y = static_cast<T*>(a.y);
+  const int64_t D = a.width;
+  in_parallel(a.num, [&](int64_t from, int64_t to, int) {
+    float* s = scratch(2 * D + 64);
+    float* kept = s + D + W;
+    for (int64_t row = from; row < to; row++) {
+      if (o && a.drop.scale != 1.0f) keep(kept, D, a.keys[row], a.places[row], a.drop);
+      Floats total = all(0);
+      for (int64_t d = 0; d < D; d += W) {
+        Floats v = x ? load(x + row * D + d) : all(0);
+        if (o) {
+          Floats u = load(o + row * D + d);
+          if (a.drop.scale != 1.0f) u *= load(kept + d);
+          v += u;
+          store(o + row * D + d, v);
+        }
+        store(s + d, v);
+        total += v;
+      }
+      if (!a.gain) continue;
+      const float mean = sum(total) / D;
+      Floats squares = all(0);
+      for (int64_t d = 0; d < D; d += W) {
+        const Floats v = load(s + d) - mean;
+        squares += v * v;
+      }
+      const float rstd = 1.0f / std::sqrt(sum(squares) / D + a.epsilon);
+      a.stats[2 * row] = mean;
+      a.stats[2 * row + 1] = rstd;
+      for (int64_t d = 0; d < D; d += W)
+        store(y + row * D + d, (load(s + d) - mean) * rstd * load(a.gain + d) + load(a.bias + d));
+    }
+  });
+}
+
+template <typename T>
+void add_norm_backward(const AddNormBackward& a) {
+  const T* dy = static_cast<const T*>(a.dy);
+  const T* s = static_cast<const T*>(a.s);
+  const T* more = static_cast<const T*>(a.more);
+  T* ds = static_cast<T*>(a.ds);
+  T* d_o = static_cast<T*>(a.d_o);
+  const int64_t D = a.width, threads = omp_get_max_threads();
+  std::vector<float> sums(a.gain ? threads * 2 * D : 0);
+  in_parallel(a.num, [&](int64_t from, int64_t to, int thread) {
+    float* g = scratch(2 * D + 64);
+    float* kept = g + D + W;
+    float* d_gain = sums.data() + thread * 2 * D;
+    float* d_bias = d_gain + D;
+    for (int64_t row = from; row < to; row++) {
+      const int64_t at = row * D;
+      float mean = 0, rstd = 0, first = 0, second = 0;
+      if (a.gain) {
+        mean = a.stats[2 * row];
+        rstd = a.stats[2 * row + 1];
+        Floats firsts = all(0), seconds = all(0);
+        for (int64_t d = 0; d < D; d += W) {
+          const Floats v = load(dy + at + d), hat = (load(s + at + d) - mean) * rstd, u = v * load(a.gain + d);
+          store(d_gain + d, load(d_gain + d) + v * hat);
+          store(d_bias + d, load(d_bias + d) + v);
+          store(g + d, u);
+          firsts += u;
+          seconds += u * hat;
+        }
+        first = sum(firsts) / D;
+        second = sum(seconds) / D;
+      }
+      if (d_o && a.drop.scale != 1.0f) keep(kept, D, a.keys[row], a.places[row], a.drop);
+      for (int64_t d = 0; d < D; d += W) {
+        Floats v;
+        if (a.gain)
+          v = (load(g + d) - first - (load(s + at + d) - mean) * rstd * second) * rstd;
+        else
+          v = load(dy + at + d);
+        if (more) v += load(more + at + d);
+        if (ds) store(ds + at + d, v);
+        if (d_o) store(d_o + at + d, a.drop.scale != 1.0f ? v * load(kept + d) : v);
+      }
+    }
+  });
+  if (!a.gain) return;
+  for (int64_t d = 0; d < D; d++) {
+    float gain = 0, bias = 0;
+    for (int64_t thread = 0; thread < threads; thread++) {
+      gain += sums[thread * 2 * D + d];
+      bias += sums[thread * 2 * D + D + d];
+    }
+    a.d_gain[d] = gain;
+    a.d_bias[d] = bias;
+  }
+}
+
+// ------------------------------------------------------------------- the activation of the feed-forward network
+
+inline Floats logistic(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// The function and its derivative. gelu is x * Phi(x), Phi by its error function, number by number: few use it.
+template <int kind>
+inline void activate(Floats x, Floats& y, Floats& slope) {
+  if constexpr (kind == RELU) {
+    y = (x > 0.0f) ? x : all(0.0f);
+    slope = (x > 0.0f) ? all(1.0f) : all(0.0f);
+  } else if constexpr (kind == SWISH) {
+    const Floats s = logistic(x);
+    y = x * s;
+    slope = s + y * (1.0f - s);
+  } else {
+    Floats phi;
+    for (int i = 0; i < W; i++) phi[i] = 0.5f * (1.0f + std::erf(x[i] * 0.70710678f));
+    y = x * phi;
+    slope = phi + x * 0.39894228f * exponential(-0.5f * x * x);
+  }
+}
+
+template <typename T, int kind>
+void activation(const Activation& a) {
+  const T* x = static_cast<const T*>(a.x);
+  T* to = static_cast<T*>(a.y);
+  const T* dy = static_cast<const T*>(a.dy);
+  const int64_t D = a.width;
+  in_parallel(a.num, [&](int64_t from, int64_t until, int) {
+    float* kept = scratch(D + 64);
+    for (int64_t row = from; row < until; row++) {
+      if (a.drop.scale != 1.0f) keep(kept, D, a.keys[row], a.places[row], a.drop);
+      for (int64_t d = 0; d < D; d += W) {
+        Floats y, slope;
+        activate<kind>(load(x + row * D + d), y, slope);
+        if (dy) y = load(dy + row * D + d) * slope;
+        if (a.drop.scale != 1.0f) y *= load(kept + d);
+        store(to + row * D + d, y);
+      }
+    }
+  });
+}
+
+template <typename T>
+void activation_of_kind(const Activation& a) {
+  if (a.kind == RELU) return activation<T, RELU>(a);
+  if (a.kind == SWISH) return activation<T, SWISH>(a);
+  activation<T, GELU>(a);
+}
+
+// The sum of each column, which is the gradient of a bias.
+template <typename T>
+void column_sums(const void* from, float* to, int64_t num, int64_t D) {
+  const T* x = static_cast<const T*>(from);
+  const int64_t threads = omp_get_max_threads();
+  std::vector<float> sums(threads * D);
+  in_parallel(num, [&](int64_t first, int64_t last, int thread) {
+    float* own = sums.data() + thread * D;
+    for (int64_t row = first; row < last; row++) {
+      int64_t d = 0;
+      for (; d + W <= D; d += W) store(own + d, load(own + d) + load(x + row * D + d));
+      if (d < D) store_some(own + d, load_some(own + d, D - d) + load_some(x + row * D + d, D - d), D - d);
+    }
+  });
+  for (int64_t d = 0; d < D; d++) {
+    float total = 0;
+    for (int64_t thread = 0; thread < threads; thread++) total += sums[thread * D + d];
+    to[d] = total;
+  }
+}
+
+// ------------------------------------------------------------------- attention
+
+// C (M x N) = A (M x K) B (K x N), N a multiple of 16; A is reached by two strides, so it may lie on its side.
+template <int rows, int vectors>
+inline void block(const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb, float* c, int64_t ldc,
+                  int64_t K) {
+  Floats acc[rows][vectors];
+  for (int i = 0; i < rows; i++)
+    for (int v = 0; v < vectors; v++) acc[i][v] = all(0);
+  for (int64_t k = 0; k < K; k++) {
+    Floats right[vectors];
+    for (int v = 0; v < vectors; v++) right[v] = load(b + k * ldb + v * W);
+    for (int i = 0; i < rows; i++) {
+      const Floats left = all(a[i * a_row + k * a_col]);
+      for (int v = 0; v < vectors; v++) acc[i][v] += left * right[v];
+    }
+  }
+  for (int i = 0; i < rows; i++)
+    for (int v = 0; v < vectors; v++) store(c + i * ldc + v * W, acc[i][v]);
+}
+
+template <int vectors>
+inline void column_of_blocks(int64_t M, int64_t K, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                             int64_t ldb, float* c, int64_t ldc) {
+  int64_t i = 0;
+  for (; i + 6 <= M; i += 6) block<6, vectors>(a + i * a_row, a_row, a_col, b, ldb, c + i * ldc, ldc, K);
+  for (; i + 2 <= M; i += 2) block<2, vectors>(a + i * a_row, a_row, a_col, b, ldb, c + i * ldc, ldc, K);
+  for (; i < M; i++) block<1, vectors>(a + i * a_row, a_row, a_col, b, ldb, c + i * ldc, ldc, K);
+}
+
+void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_t a_row, int64_t a_col, const float* b,
+              int64_t ldb, float* c, int64_t ldc) {
+  int64_t j = 0;
+  for (; j + 3 * W <= N; j += 3 * W) column_of_blocks<3>(M, K, a, a_row, a_col, b + j, ldb, c + j, ldc);
+  if (N - j == 2 * W) column_of_blocks<2>(M, K, a, a_row, a_col, b + j, ldb, c + j, ldc);
+  if (N - j == W) column_of_blocks<1>(M, K, a, a_row, a_col, b + j, ldb, c + j, ldc);
+}
+
+// One head of one sentence as floats, rows filled up with zeros to a multiple of 16.
+template <typename T>
+void fetch(float* to, const T* from, int64_t stride, int64_t num, int64_t width, float scale = 1.0f) {
+  const int64_t padded = round_up(width);
+  for (int64_t i = 0; i < num; i++) {
+    int64_t d = 0;
+    for (; d + W <= width; d += W) store(to + i * padded + d, load(from + i * stride + d) * scale);
+    if (d < width) store(to + i * padded + d, load_some(from + i * stride + d, width - d) * scale);
+  }
+}
+
+template <typename T>
+void put(T* to, int64_t stride, const float* from, int64_t num, int64_t width, float scale = 1.0f) {
+  const int64_t padded = round_up(width);
+  for (int64_t i = 0; i < num; i++) {
+    int64_t d = 0;
+    for (; d + W <= width; d += W) store(to + i * stride + d, load(from + i * padded + d) * scale);
+    if (d < width) store_some(to + i * stride + d, load(from + i * padded + d) * scale, width - d);
+  }
+}
+
+// Pairs of vectors whose elements are swapped in blocks of 1, 2, 4, then 8: a square of 16 x 16 on its side.
+template <int size>
+inline void swap_blocks(Floats* square) {
+  for (int i = 0; i < W; i++) {
+    if (i & size) continue;
+    const Floats a = square[i], b = square[i + size];
+    Ints low, high;
+    for (int j = 0; j < W; j++) {
+      low[j] = j & size ? W + j - size : j;
+      high[j] = j & size ? W + j : j + size;
+    }
+    square[i] = __builtin_shuffle(a, b, low);
+    square[i + size] = __builtin_shuffle(a, b, high);
+  }
+}
+
+void turn(float* to, const float* from, int64_t num, int64_t width) {  // num x width to width x num, both padded
+  const int64_t rows = round_up(num), columns = round_up(width);
+  for (int64_t j = 0; j < rows; j += W)
+    for (int64_t d = 0; d < columns; d += W) {
+      Floats square[W];
+      for (int i = 0; i < W; i++) square[i] = j + i < num ? load(from + (j + i) * columns + d) : all(0);
+      swap_blocks<1>(square);
+      swap_blocks<2>(square);
+      swap_blocks<4>(square);
+      swap_blocks<8>(square);
+      for (int i = 0; i < W; i++) store(to + (d + i) * rows + j, square[i]);
+    }
+}
+
+// The softmax of each row of scores, whose places beyond S, and beyond the row's own in a causal one, get nothing.
+void softmax(float* scores, int64_t L, int64_t S, bool is_causal) {
+  const int64_t Sp = round_up(S);
+  const float nothing = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < L; i++) {
+    float* row = scores + i * Sp;
+    const int64_t seen = is_causal ? i + 1 : S;
+    for (int64_t j = seen; j < Sp; j++) row[j] = nothing;
+    Floats most = load(row);
+    for (int64_t j = W; j < Sp; j += W) most = larger(load(row + j), most);
+    const float top = largest(most);
+    Floats total = all(0);
+    for (int64_t j = 0; j < Sp; j += W) {
+      const Floats e = exponential(load(row + j) - top);
+      store(row + j, e);
+      total += e;
+    }
+    const float inverse = 1.0f / sum(total);
+    for (int64_t j = 0; j < Sp; j += W) store(row + j, load(row + j) * inverse);
+  }
+}
+
+template <typename T>
+void attend(const Attention& a) {
+  const int64_t H = a.num_heads, K = a.key_width, V = a.value_width, Kp = round_up(K), Vp = round_up(V);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(K));
+  in_turns(a.num * H, [&](int64_t item) {
+      const int64_t h = item / a.num, b = item % a.num;
+      const int64_t L = a.q_starts[b + 1] - a.q_starts[b], S = a.k_starts[b + 1] - a.k_starts[b], Sp = round_up(S);
+      float* q = scratch(L * Kp + S * Kp + Kp * Sp + S * Vp + L * Sp + L * Vp + Sp + 64);
+      float *k = q + L * Kp, *kt = k + S * Kp, *v = kt + Kp * Sp, *p = v + S * Vp, *out = p + L * Sp, *kept = out + L * Vp;
+      fetch(q, static_cast<const T*>(a.q) + a.q_starts[b] * a.q_stride + h * K, a.q_stride, L, K, scale);
+      fetch(k, static_cast<const T*>(a.k) + a.k_starts[b] * a.k_stride + h * K, a.k_stride, S, K);
+      fetch(v, static_cast<const T*>(a.v) + a.k_starts[b] * a.v_stride + h * V, a.v_stride, S, V);
+      turn(kt, k, S, K);
+      multiply(L, Sp, K, q, Kp, 1, kt, Sp, p, Sp);
+      softmax(p, L, S, a.is_causal);
+      if (a.drop.scale != 1.0f)
+        for (int64_t i = 0; i < L; i++) {
+          keep(kept, Sp, a.keys[b], (static_cast<uint64_t>(h) << 20) + i, a.drop);
+          for (int64_t j = 0; j < Sp; j += W) store(p + i * Sp + j, load(p + i * Sp + j) * load(kept + j));
+        }
+      multiply(L, Vp, S, p, Sp, 1, v, Vp, out, Vp);
+      put(static_cast<T*>(a.out) + a.q_starts[b] * H * V + h * V, H * V, out, L, V);
+  });
+}
+
+template <typename T>
+void attend_backward(const Attention& a) {
+  const int64_t H = a.num_heads, K = a.key_width, V = a.value_width, Kp = round_up(K), Vp = round_up(V);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(K));
+  in_turns(a.num * H, [&](int64_t item) {
+      const int64_t h = item / a.num, b = item % a.num;
+      const int64_t L = a.q_starts[b + 1] - a.q_starts[b], S = a.k_starts[b + 1] - a.k_starts[b], Sp = round_up(S);
+      const int64_t at_q = a.q_starts[b], at_k = a.k_starts[b];
+      const int64_t wide = std::max(Kp, Vp);
+      float* q = scratch(2 * L * Kp + 2 * S * Kp + 2 * S * Vp + wide * Sp + L * Vp + 2 * L * Sp + 2 * Sp + 128);
+      float *dq = q + L * Kp, *k = dq + L * Kp, *dk = k + S * Kp, *v = dk + S * Kp, *dv = v + S * Vp, *t = dv + S * Vp,
+            *d_out = t + wide * Sp, *p = d_out + L * Vp, *dp = p + L * Sp, *kept = dp + L * Sp;
+      fetch(q, static_cast<const T*>(a.q) + at_q * a.q_stride + h * K, a.q_stride, L, K, scale);
+      fetch(k, static_cast<const T*>(a.k) + at_k * a.k_stride + h * K, a.k_stride, S, K);
+      fetch(v, static_cast<const T*>(a.v) + at_k * a.v_stride + h * V, a.v_stride, S, V);
+      fetch(d_out, static_cast<const T*>(a.d_out) + at_q * H * V + h * V, H * V, L, V);
+      turn(t, k, S, K);
+      multiply(L, Sp, K, q, Kp, 1, t, Sp, p, Sp);
+      softmax(p, L, S, a.is_causal);
+      turn(t, v, S, V);
+      multiply(L, Sp, V, d_out, Vp, 1, t, Sp, dp, Sp);
+      for (int64_t i = 0; i < L; i++) {  // of the weights as they were used, then of the scores
+        float *weights = p + i * Sp, *slopes = dp + i * Sp;
+        if (a.drop.scale != 1.0f) keep(kept, Sp, a.keys[b], (static_cast<uint64_t>(h) << 20) + i, a.drop);
+        Floats products = all(0);
+        for (int64_t j = 0; j < Sp; j += W) {
+          if (a.drop.scale != 1.0f) store(slopes + j, load(slopes + j) * load(kept + j));
+          products += load(slopes + j) * load(weights + j);
+        }
+        const float mean = sum(products);
+        for (int64_t j = 0; j < Sp; j += W) {
+          const Floats w = load(weights + j);
+          store(slopes + j, w * (load(slopes + j) - mean));
+          if (a.drop.scale != 1.0f) store(weights + j, w * load(kept + j));
+        }
+      }
+      multiply(S, Vp, L, p, 1, Sp, d_out, Vp, dv, Vp);
+      multiply(L, Kp, S, dp, Sp, 1, k, Kp, dq, Kp);
+      multiply(S, Kp, L, dp, 1, Sp, q, Kp, dk, Kp);  // q is scaled already
+      put(static_cast<T*>(a.dq) + at_q * a.q_stride + h * K, a.q_stride, dq, L, K, scale);
+      put(static_cast<T*>(a.dk) + at_k * a.k_stride + h * K, a.k_stride, dk, S, K);
+      put(static_cast<T*>(a.dv) + at_k * a.v_stride + h * V, a.v_stride, dv, S, V);
+  });
+}
+
+// ------------------------------------------------------------------- embedding and loss
+
+template <typename T>
+void embed(const Embed& a) {
+  T* to = static_cast<T*>(a.y);
+  const int64_t D = a.width;
+  in_parallel(a.num, [&](int64_t from, int64_t until, int) {
+    float* kept = scratch(D + 64);
+    for (int64_t row = from; row < until; row++) {
+      const float* piece = a.pieces[row] < 0 ? nullptr : a.table + a.pieces[row] * D;
+      const float* position = a.positions + a.places[row] * D;
+      if (a.drop.scale != 1.0f) keep(kept, D, a.keys[row], a.places[row], a.drop);
+      for (int64_t d = 0; d < D; d += W) {
+        Floats x = load(position + d);
+        if (piece) x += load(piece + d) * a.scale;
+        if (a.drop.scale != 1.0f) x *= load(kept + d);
+        store(to + row * D + d, x);
+      }
+    }
+  });
+}
+
+// Adds to the gradients of the table, and of the positions if they are learnt. A thread has columns of its own, so that
+// rows of the same piece are added up in their order.
+template <typename T>
+void embed_backward(const Embed& a) {
+  const T* dy = static_cast<const T*>(a.dy);
+  const int64_t D = a.width, vectors = D / W;
+  in_parallel(vectors, [&](int64_t from, int64_t until, int) {
+    float* kept = scratch(D + 64);
+    for (int64_t row = 0; row < a.num && from < until; row++) {
+      if (a.drop.scale != 1.0f) keep(kept, until * W, a.keys[row], a.places[row], a.drop);
+      float* piece = a.pieces[row] < 0 ? nullptr : a.d_table + a.pieces[row] * D;
+      float* position = a.d_positions ? a.d_positions + a.places[row] * D : nullptr;
+      for (int64_t d = from * W; d < until * W; d += W) {
+        Floats x = load(dy + row * D + d);
+        if (a.drop.scale != 1.0f) x *= load(kept + d);
+        if (piece) store(piece + d, load(piece + d) + x * a.scale);
+        if (position) store(position + d, load(position + d) + x);
+      }
+    }
+  });
+}
+
+// Of each row of logits: the loss against (1 - eps) one-hot + eps / V, the negative log-likelihood, and the gradient in
+// place of the logits. A row whose target is negative counts for nothing.
+template <typename T>
+void loss(const Loss& a) {
+  T* logits = static_cast<T*>(a.logits);
+  const int64_t V = a.width;
+  in_parallel(a.num, [&](int64_t from, int64_t until, int) {
+    float* e = scratch(round_up(V));
+    for (int64_t row = from; row < until; row++) {
+      T* x = logits + row * V;
+      const int64_t target = a.targets[row];
+      a.losses[2 * row] = a.losses[2 * row + 1] = 0;
+      if (target < 0) {
+        memset(x, 0, V * sizeof(T));
+        continue;
+      }
+      const float nothing = -std::numeric_limits<float>::infinity();
+      const int64_t full = V / W * W;
+      const int rest = static_cast<int>(V - full);
+      Floats most = all(nothing), sums = all(0);
+      for (int64_t v = 0; v < full; v += W) {
+        const Floats z = load(x + v);
+        most = larger(z, most);
+        sums += z;
+      }
+      float top = largest(most), plain = sum(sums);
+      Floats last = all(nothing);
+      if (rest) {
+        last = load_some(x + full, rest);
+        for (int i = 0; i < W; i++) {
+          if (i < rest) plain += last[i];
+          if (i >= rest) last[i] = nothing;
+        }
+        top = std::max(top, largest(last));
+      }
+      float wanted[W];
+      store(wanted, load_some(x + target, 1));
+      Floats totals = all(0);
+      for (int64_t v = 0; v < full; v += W) {
+        const Floats z = exponential(load(x + v) - top);
+        store(e + v, z);
+        totals += z;
+      }
+      if (rest) {
+        const Floats z = exponential(last - top);
+        store(e + full, z);
+        totals += z;
+      }
+      const float total = sum(totals), log_total = top + std::log(total), each = a.smoothing / V;
+      const double nll = static_cast<double>(log_total) - wanted[0];
+      a.losses[2 * row] = (1.0 - a.smoothing) * nll + each * (static_cast<double>(V) * log_total - plain);
+      a.losses[2 * row + 1] = nll;
+      const float inverse = 1.0f / total;
+      e[target] -= (1.0f - a.smoothing) * total;  // which the next line divides by the same
+      for (int64_t v = 0; v < full; v += W) store(x + v, load(e + v) * inverse - each);
+      if (rest) store_some(x + full, load(e + full) * inverse - each, rest);
+    }
+  });
+}
+
+}  // namespace
+
+extern const Kernels VARIANT = {
+    [](const AddNorm& a) { a.is_bf16 ? add_norm<bfloat16>(a) : add_norm<float>(a); },
+    [](const AddNormBackward& a) { a.is_bf16 ? add_norm_backward<bfloat16>(a) : add_norm_backward<float>(a); },
+    [](const Activation& a) { a.is_bf16 ? activation_of_kind<bfloat16>(a) : activation_of_kind<float>(a); },
+    [](const Attention& a) { a.is_bf16 ? attend<bfloat16>(a) : attend<float>(a); },
+    [](const Attention& a) { a.is_bf16 ? attend_backward<bfloat16>(a) : attend_backward<float>(a); },
+    [](const Embed& a) { a.is_bf16 ? embed<bfloat16>(a) : embed<float>(a); },
+    [](const Embed& a) { a.is_bf16 ? embed_backward<bfloat16>(a) : embed_backward<float>(a); },
+    [](const Loss& a) { a.is_bf16 ? loss<bfloat16>(a) : loss<float>(a); },
+    [](const void* x, float* to, int64_t num, int64_t width, bool is_bf16) {
+      is_bf16 ? column_sums<bfloat16>(x, to, num, width) : column_sums<float>(x, to, num, width);
+    },
+};
+
+}  // namespace diglot
