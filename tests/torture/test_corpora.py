@@ -122,14 +122,16 @@ def test_memory_and_start_do_not_depend_on_the_number_of_pairs(
     assert starts[1] < 5 or not torture.is_full  # of a machine that does nothing else
     one, two = (f"{size:,}" for size in sizes)
     torture.report(
-        f"training on {one} and on {two} pairs: peak of the memory of all processes (sum of PSS)",
+        "training on ten times as many pairs: peak of the memory of all processes (sum of PSS)",
         "within 10 %",
-        f"{trained[0]:.0f} and {trained[1]:.0f} MB; with making the index {made[0]:.0f} and {made[1]:.0f} MB",
+        f"on {one} and on {two} pairs {trained[0]:.0f} and {trained[1]:.0f} MB; "
+        f"with making the index {made[0]:.0f} and {made[1]:.0f} MB",
     )
     torture.report(
-        f"from the command to the end of the first update, {one} and {two} pairs",
+        "from the command to the end of the first update, on ten times as many pairs",
         "under 5 s once there is an index",
-        f"{starts[0]:.1f} and {starts[1]:.1f} s; without one {indexing[0]:.0f} and {indexing[1]:.0f} s",
+        f"on {one} and on {two} pairs {starts[0]:.1f} and {starts[1]:.1f} s; "
+        f"without an index {indexing[0]:.0f} and {indexing[1]:.0f} s",
     )
 
 
