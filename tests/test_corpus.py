@@ -8,6 +8,7 @@ import io
 import os
 import random
 import re
+import stat
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -531,6 +532,21 @@ def test_the_fingerprint_is_of_the_text_and_its_order_and_not_of_the_files(write
 
 
 # ------------------------------------------------------------------- the index is made once
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_the_cache_is_readable_as_the_umask_says(tmp_path: Path, write: Write, subwords: Subwords, mask: int) -> None:
+    path, cache = write("a.tsv.gz", gzip.compress(b"one\teins\n")), tmp_path / "cache"
+    before = os.umask(mask)
+    try:
+        files = open_pairs([], [], [str(path)], cache)
+        index_corpus(files, Reading(subwords, subwords, DataConfig()), io.StringIO(), cache=cache)
+    finally:
+        os.umask(before)
+    found = [cache, *cache.rglob("*")]
+    assert {path.name.partition("-")[0] for path in cache.iterdir()} >= {"text", "index"}
+    for path in found:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, path
 
 
 def test_an_index_is_made_once_for_a_text_its_subwords_and_its_filters(

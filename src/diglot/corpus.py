@@ -17,11 +17,12 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
 import time
+import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from diglot.subwords import LEARNING_BYTES
 BLOCK, SMALL_BLOCK = 1 << 22, 1 << 16
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
 ROWS_AT_ONCE = 256  # read in any order, before their pages are let go: each brings in up to sixteen neighbours
+MAKING = ".diglot-making-"  # begins the name of what is not yet whole in the cache
 SECONDS_TO_SETTLE = 2  # in which a file may change without its time telling
 PLACES, LENGTHS, HASHES, FACTS = "places", "lengths", "hashes", "facts.json"  # the files of an index
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -136,6 +138,18 @@ def cache_directory() -> Path:
     return path
 
 
+@contextmanager
+def making(path: Path) -> Generator[Path]:
+    """A directory of its own in which to make what shall bear a name in the cache; what is left in it is removed. Whoever
+    may read what the umask lets them may read what is made there, as mkdtemp and mkstemp would not have it."""
+    new = path.with_name(f"{MAKING}{path.name}-{uuid.uuid4().hex}")
+    new.mkdir()
+    try:
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
 def _release(data: object) -> None:
     if isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
         data.madvise(mmap.MADV_DONTNEED)
@@ -162,7 +176,7 @@ def _unpack(path: Path, scratch: Path) -> Path:
     unpacked = scratch / f"text-{_digest(path, scratch)[:32]}"
     try:
         if not unpacked.exists():
-            with gzip.open(path) as packed, tempfile.NamedTemporaryFile(dir=scratch, prefix=".text-") as out:
+            with gzip.open(path) as packed, making(unpacked) as new, (new / unpacked.name).open("wb") as out:
                 shutil.copyfileobj(packed, out, BLOCK)
                 out.flush()
                 os.fsync(out.fileno())

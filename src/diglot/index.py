@@ -14,7 +14,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from diglot.corpus import (
     Corpus,
     PairFile,
     Stretch,
+    making,
 )  # fmt: skip
 from diglot.errors import TextError
 from diglot.subwords import Subwords, clean
@@ -102,14 +102,11 @@ def index_corpus(
                 file.check()
             num_lines = sum(file.src.num_lines for file in files)
             try:
-                new = Path(tempfile.mkdtemp(prefix=".index-", dir=path.parent))
-                try:
+                with making(path) as new:
                     with progress("reading pairs", num_lines) as advance:
                         write_index(new, files, reading, num_processes, advance)
                     if not path.exists():  # or another process was faster
                         new.rename(path)
-                finally:
-                    shutil.rmtree(new, ignore_errors=True)
             except OSError as error:
                 if not path.exists():
                     raise TextError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -18,6 +17,7 @@ from diglot.corpus import (
     PairFile,
     cache_directory,
     lines_to_learn_from,
+    making,
     open_pairs,
 )  # fmt: skip
 from diglot.errors import TextError, TrainingError
@@ -163,9 +163,9 @@ def learn_once(
     if subwords.num_pieces < config.size:
         reporter.say(f"The text holds {subwords.num_pieces:,} subwords, fewer than the {config.size:,} asked for.")
     try:
-        with tempfile.TemporaryDirectory(prefix=".subwords-", dir=cache) as new:
-            write_file(Path(new) / path.name, subwords.proto)
-            (Path(new) / path.name).replace(path)
+        with making(path) as new:
+            write_file(new / path.name, subwords.proto)
+            (new / path.name).replace(path)
     except OSError as error:
         raise TextError(
             f"cannot write the subwords to {cache}: {error.strerror}. Make room there, or let DIGLOT_CACHE name "

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Torture
+from diglot.corpus import MAKING
 from diglot.demo import draw_corpus
 from diglot.subwords import learn
 from training_runs import words_of
@@ -160,7 +161,7 @@ def test_indexing_that_is_stopped_leaves_no_process(directory: Path, torture: To
         assert process.wait() in (-number, 128 + number)
         wait_for(are_gone, family)
         if number == signal.SIGINT:
-            assert not [path for path in (directory / "cache").iterdir() if path.name.startswith((".index", "index"))]
+            assert not [path for path in (directory / "cache").iterdir() if path.name.startswith((MAKING, "index"))]
     torture.report(
         f"{number.name} while the index is made by three processes", "no process left", f"{times} of {times}"
     )
