@@ -9,6 +9,7 @@ import os
 import random
 import re
 import stat
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -24,6 +25,7 @@ import diglot.corpus
 import diglot.index
 from diglot.config import DataConfig
 from diglot.corpus import (
+    MAKING,
     Corpus,
     TextFile,
     lines_to_learn_from,
@@ -31,6 +33,7 @@ from diglot.corpus import (
     open_stream,
     read_lines,
     stream_lines,
+    sweep_cache,
 )
 from diglot.demo import draw_corpus
 from diglot.errors import TextError
@@ -580,6 +583,19 @@ def test_an_index_is_made_once_for_a_text_its_subwords_and_its_filters(
     indexed(text, max_pieces=3)
     assert len(made) == 3
     assert len(list((tmp_path / "cache").iterdir())) == 3  # and nothing half made
+
+
+def test_what_was_left_half_made_is_swept_when_nobody_can_be_at_it_any_more(tmp_path: Path) -> None:
+    """By the newest change within: a directory is as old as its newest file, not as its newest name."""
+    day, ages = 24 * 3600, {"young": (0, 0), "being-written": (3, 0.5), "left": (3, 2), "other": (3, 2)}
+    for name, days in ages.items():
+        path = tmp_path / (name if name == "other" else f"{MAKING}index-{name}")
+        path.mkdir()
+        (path / "places").touch()
+        for each, age in zip((path, path / "places"), days, strict=True):
+            os.utime(each, (time.time() - age * day,) * 2)
+    sweep_cache(tmp_path)
+    assert {path.name.rpartition("index-")[2] for path in tmp_path.iterdir()} == {"young", "being-written", "other"}
 
 
 def test_an_index_that_cannot_be_written_leaves_nothing(

@@ -40,6 +40,7 @@ BLOCK, SMALL_BLOCK = 1 << 22, 1 << 16
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
 ROWS_AT_ONCE = 256  # read in any order, before their pages are let go: each brings in up to sixteen neighbours
 MAKING = ".diglot-making-"  # begins the name of what is not yet whole in the cache
+SECONDS_TO_MAKE = 24 * 3600  # without a change after which its maker, of whatever machine, is dead
 SECONDS_TO_SETTLE = 2  # in which a file may change without its time telling
 PLACES, LENGTHS, HASHES, FACTS = "places", "lengths", "hashes", "facts.json"  # the files of an index
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -138,10 +139,20 @@ def cache_directory() -> Path:
     return path
 
 
+def sweep_cache(cache: Path) -> None:
+    """Remove what killed processes have left half made. Nobody knows of those of other machines whether they live, but
+    who lives has written something lately."""
+    for left in cache.glob(MAKING + "*"):
+        with contextlib.suppress(OSError):  # another process was faster
+            changed = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - changed > SECONDS_TO_MAKE:
+                shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def making(path: Path) -> Generator[Path]:
-    """A directory of its own in which to make what shall bear a name in the cache; what is left in it is removed. Whoever
-    may read what the umask lets them may read what is made there, as mkdtemp and mkstemp would not have it."""
+    """A directory of its own in which to make what shall bear a name in the cache; what is left in it is removed. Its
+    mode is as the umask says, and so are those in it: mkdtemp and mkstemp would let nobody else read them."""
     new = path.with_name(f"{MAKING}{path.name}-{uuid.uuid4().hex}")
     new.mkdir()
     try:

@@ -19,6 +19,7 @@ from diglot.corpus import (
     lines_to_learn_from,
     making,
     open_pairs,
+    sweep_cache,
 )  # fmt: skip
 from diglot.errors import TextError, TrainingError
 from diglot.index import Reading, index_corpus
@@ -45,6 +46,7 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
     """Open, check, index; what is dropped is counted, and listed in dropped.tsv."""
     recipe, run, reporter = job.recipe, job.run, job.reporter
     data, cache = recipe.data, cache_directory()
+    sweep_cache(cache)
     files = open_pairs(data.src, data.tgt, data.tsv, cache)
     src_subwords, tgt_subwords = get_subwords(recipe, start, files, cache, reporter)
     path = run / "dropped.tsv" if job.world.is_first else Path(os.devnull)
