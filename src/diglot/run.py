@@ -14,7 +14,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from diglot.progress import Reporter
 
 MOMENTS = "training.safetensors"
 STATE = "state.json"
+SKIPPED = "skipped.tsv"
 # what may differ from run to run of one recipe: it changes where, how long or how visibly a model is trained
 FREE_KEYS = {
     "train.out", "train.device", "train.threads", "train.log_every", "train.tensorboard", "train.max_updates",
@@ -228,7 +229,7 @@ def not_shared(job: Job, rank: int) -> TrainingError:
 
 
 class Log:
-    """log.jsonl, and TensorBoard's files on request."""
+    """log.jsonl, and TensorBoard's files on request; of skipped.tsv too what is about to be written again goes."""
 
     def __init__(self, run: Path, update: int, tensorboard: bool, is_kept: bool = True):
         self.is_kept = is_kept  # by the rank that writes
@@ -236,14 +237,9 @@ class Log:
         if not is_kept:
             return
         self.path = run / "log.jsonl"
-        kept: list[str] = []
-        if update and self.path.exists():  # lines after the checkpoint are about to be written again
-            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
-                    kept += [line] if json.loads(line)["update"] <= update else []
-                except (ValueError, KeyError, TypeError):
-                    continue  # half a line, of a killed process
-        checkpoint.replace_file(self.path, "".join(line + "\n" for line in kept).encode())
+        cut_back(self.path, update, lambda line: json.loads(line)["update"])
+        if (run / SKIPPED).exists():
+            cut_back(run / SKIPPED, update, lambda line: int(line[: line.index("\t")]))
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -274,6 +270,18 @@ class Log:
                 self.file.close()
         if self.board is not None:
             self.board.close()
+
+
+def cut_back(path: Path, update: int, update_of: Callable[[str], int]) -> None:
+    """Keep the lines of a file up to an update: those after the checkpoint are about to be written again."""
+    kept: list[str] = []
+    if update and path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                kept += [line] if update_of(line) <= update else []
+            except (ValueError, KeyError, TypeError):
+                continue  # half a line, of a killed process
+    checkpoint.replace_file(path, "".join(line + "\n" for line in kept).encode())
 
 
 def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state: TrainingState) -> None:

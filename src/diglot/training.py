@@ -44,6 +44,7 @@ from diglot.model import Transformer
 from diglot.parallel import is_out_of_memory, is_shared_out, join, num_cores, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
 from diglot.run import (
+    SKIPPED,
     Job,
     Log,
     TrainingState,
@@ -333,7 +334,7 @@ def count(
         state.skipped_in_a_row = 0
         return
     state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
-    path = job.run / "skipped.tsv"
+    path = job.run / SKIPPED
     if job.world.is_first:
         with checkpoint.writing(path), path.open("a", encoding="utf-8") as lines:
             lines.writelines(f"{state.update}\t{corpus.where(row)}\n" for row in place.rows.tolist())
