@@ -478,6 +478,20 @@ def test_subwords_are_learnt_from_either_side_or_both(write: Write) -> None:
     assert list(lines_to_learn_from(files, True, True)) == ["one", "eins", "zwei"]
 
 
+@pytest.mark.parametrize(("num", "limit"), [(10, 9), (10, 10), (1000, 300), (1000, 999), (1000, 1001)])
+def test_of_many_lines_as_many_as_allowed_are_learnt_from_evenly_spread(
+    write: Write, monkeypatch: pytest.MonkeyPatch, num: int, limit: int
+) -> None:
+    monkeypatch.setattr(diglot.corpus, "LEARNING_LINES", limit)
+    paths = [str(write(str(start), "".join(f"{start + i}\n" for i in range(num)))) for start in (0, num)]
+    files = open_pairs(paths, paths)
+    for sides in ((True, False), (True, True)):
+        lines = [*map(int, lines_to_learn_from(files, *sides))][:: sum(sides)]
+        assert len(lines) == min(2 * num, limit // sum(sides))
+        gaps = np.diff(lines)
+        assert gaps.max() - gaps.min() <= 1
+
+
 # ------------------------------------------------------------------- holding out
 
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from diglot.batching import shuffled, stretches
 from diglot.config import DataConfig
 from diglot.errors import TextError
-from diglot.subwords import LEARNING_BYTES
+from diglot.subwords import LEARNING_BYTES, LEARNING_LINES
 
 BLOCK, SMALL_BLOCK = 1 << 22, 1 << 16
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
@@ -356,14 +356,20 @@ def runs_apart(src: NDArray[np.int64], tgt: NDArray[np.int64]) -> int:
 
 
 def lines_to_learn_from(files: Sequence[PairFile], src: bool, tgt: bool) -> Iterator[str]:
-    """The lines of one side or both that subwords are learnt from."""
+    """The lines of one side or both that subwords are learnt from: of more than LEARNING_LINES so many, evenly spread.
+    SentencePiece would draw others in every process."""
     for file in files:
         file.check()
-        for a, b, c, d in file.spans():
-            if src and b - a <= LEARNING_BYTES:
-                yield file.src.data[a:b].decode()
-            if tgt and d - c <= LEARNING_BYTES:
-                yield file.tgt.data[c:d].decode()
+    num = sum(file.src.num_lines for file in files)
+    most = min(num, LEARNING_LINES // (src + tgt))
+    spans = ((file, *span) for file in files for span in file.spans())
+    for i, (file, a, b, c, d) in enumerate(spans):
+        if i * most % num >= most:
+            continue
+        if src and b - a <= LEARNING_BYTES:
+            yield file.src.data[a:b].decode()
+        if tgt and d - c <= LEARNING_BYTES:
+            yield file.tgt.data[c:d].decode()
 
 
 class Corpus:
