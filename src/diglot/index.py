@@ -9,15 +9,12 @@ every dropped pair is counted, and named by file and line.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -45,6 +42,7 @@ from diglot.corpus import (
     making,
 )  # fmt: skip
 from diglot.errors import TextError
+from diglot.signals import follow_main, interrupts_waiting
 from diglot.subwords import Subwords, clean
 
 T = TypeVar("T")
@@ -54,7 +52,6 @@ FORMAT = 2  # to be raised when rows or filters come to mean something else
 LINES_AT_ONCE = 4096
 ROWS_AT_ONCE = 1 << 18  # of the index, among which duplicates are looked for
 DROPPED = "dropped.tsv"
-PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
 
@@ -220,32 +217,6 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
             process.kill()
             process.join()
             receiver.close()
-
-
-@contextmanager
-def interrupts_waiting() -> Generator[None]:
-    """Obey Ctrl-C at the end of the block: in the midst of a fork it would be lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-    old = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)
-    if caught:
-        signal.raise_signal(signal.SIGINT)
-
-
-def follow_main() -> None:
-    """Have a forked process leave Ctrl-C and SIGTERM to the main one, and end when that does, be it killed.
-
-    Left alone, one that waits to send what nobody will read would hold on to the run's lock for ever.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------- writing
