@@ -33,6 +33,7 @@ import sentencepiece
 import torch
 
 import diglot
+import diglot.run
 from diglot import checkpoint, cli, demo, info, subwords
 from diglot.config import DataConfig, Recipe, load_recipe, to_toml, update_section
 from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
@@ -599,9 +600,25 @@ case("rank 1 has another recipe than rank 0: train.seed is 2 and not 1. Give all
 )
 
 
-case("rank 1 does not see what rank 0 writes to shared: let train.out be a directory that all machines share.")(
-    lambda at: beside_another_rank(at, "train.out=shared", own=("train.out=shared",))
-)
+@case("rank 1 does not see what rank 0 writes to shared: let train.out be a directory that all machines share.")
+def _(at: SimpleNamespace) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diglot.run, "SECONDS_TO_SEE", 0)
+        beside_another_rank(at, "train.out=shared", own=("train.out=shared",))
+
+
+@pytest.mark.slow
+def test_what_a_rank_sees_late_is_no_error(tmp_path: Path):
+    def show_late() -> None:
+        while not (tmp_path / "shared" / "config.toml").exists():
+            time.sleep(0.01)
+        time.sleep(1.5)
+        (tmp_path / "other" / "shared").symlink_to(tmp_path / "shared")
+
+    threading.Thread(target=show_late, daemon=True).start()
+    words = "train.out=shared", "train.max_updates=1", "train.valid_every=1"
+    beside_another_rank(SimpleNamespace(dir=tmp_path), *words, own=words)
+    assert (tmp_path / "shared" / "model").exists()
 
 
 @case("rank 1 has other text to train on than rank 0: give all machines the same files, and subwords that were ...")

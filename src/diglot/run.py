@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -32,6 +32,8 @@ from diglot.errors import CheckpointError, ConfigError, TextError, TrainingError
 from diglot.model import Transformer
 from diglot.parallel import World, share_like, whole
 from diglot.progress import Reporter
+
+T = TypeVar("T")
 
 MOMENTS = "training.safetensors"
 STATE = "state.json"
@@ -47,6 +49,7 @@ FIXED_KEYS = {
     *(f"subwords.{f.name}" for f in dataclasses.fields(SubwordsConfig) if f.name != "sampling"),
     "train.init", "data.tgt_langs", "languages.tags",
 }  # fmt: skip
+SECONDS_TO_SEE = 65.0  # NFS remembers a directory for up to 60
 SECONDS_TO_LOCK = 1.0  # for who only looks whether a run goes on holds its lock for an instant
 OURS = {".lock", "dropped.tsv"}  # what a run that failed before its first update leaves
 
@@ -214,18 +217,26 @@ def write_recipe(job: Job) -> None:
     if job.world.is_first:
         checkpoint.replace_file(path, content)
     job.world.gather(None)
-    is_found = job.world.is_first or (path.exists() and path.read_bytes() == content)
-    for rank, found in enumerate(job.world.gather(is_found)):
-        if not found:
-            raise not_shared(job, rank)
+    see_alike(job, lambda: path.exists() and path.read_bytes() == content, bool)
 
 
-def not_shared(job: Job, rank: int) -> TrainingError:
-    """What to say where the machines have each a run directory of their own."""
-    return TrainingError(
-        f"rank {rank} does not see what rank 0 writes to {job.run}: let train.out be a directory that all machines "
-        "share."
-    )
+def see_alike(job: Job, look: Callable[[], T], name: Callable[[T], Any]) -> T:
+    """What every rank sees, told apart by name. Where one sees something else than the first, all look again: a network
+    file system shows a machine its directories as they were up to a minute ago."""
+    until = time.monotonic() + SECONDS_TO_SEE
+    while True:
+        found = look()
+        seen = job.world.gather([name(found), time.monotonic() > until])
+        first, is_late = seen[0]  # by one clock, so that all give up together
+        differ = [rank for rank, (other, _) in enumerate(seen) if other != first]
+        if not differ:
+            return found
+        if is_late:
+            raise TrainingError(
+                f"rank {differ[0]} does not see what rank 0 writes to {job.run}: let train.out be a directory that all "
+                "machines share."
+            )
+        time.sleep(1)
 
 
 class Log:

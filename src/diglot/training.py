@@ -50,10 +50,10 @@ from diglot.run import (
     TrainingState,
     check_same_recipe,
     in_use,
-    not_shared,
     resolve,
     restore,
     save,
+    see_alike,
     write_recipe,
 )
 from diglot.schedule import lrate, make_optimizer
@@ -199,10 +199,9 @@ def repeat_exactly(device: str) -> None:
 def find_resumed(job: Job) -> StoredModel | None:
     """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said. If all are broken,
     nothing is begun over them."""
-    newest, complaints = checkpoint.newest_step(job.run)
-    for rank, name in enumerate(job.world.gather(newest and newest.name)):  # all look before anything is moved
-        if name != (newest and newest.name):
-            raise not_shared(job, rank)
+    newest, complaints = see_alike(  # all look before anything is moved
+        job, lambda: checkpoint.newest_step(job.run), lambda found: found[0] and found[0].name
+    )
     if complaints and not newest:
         raise CheckpointError(
             f"no checkpoint of {job.run} is whole: {complaints[0]} Nothing was begun anew over them: give back a copy, "
