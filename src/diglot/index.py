@@ -192,15 +192,21 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
     receivers: list[Any] = []
     processes: list[Any] = []
     try:
-        with interrupts_waiting(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: ours runs nothing of theirs
-            for i in range(num):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
-                process.start()
-                sender.close()  # or its end would not be seen
-                receivers.append(receiver)
-                processes.append(process)
+        try:
+            with interrupts_waiting(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: it runs none of them
+                for i in range(num):
+                    receiver, sender = context.Pipe(duplex=False)
+                    process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
+                    process.start()
+                    sender.close()  # or its end would not be seen
+                    receivers.append(receiver)
+                    processes.append(process)
+        except OSError as error:
+            raise TextError(
+                f"of {num} processes to read pairs the system allows {len(processes)}: {error.strerror}. Ask for fewer "
+                "(train.threads), or raise its limits (ulimit -n, ulimit -u)."
+            ) from None
         for i in range(len(items)):
             try:
                 found = receivers[i % num].recv()
