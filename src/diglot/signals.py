@@ -91,18 +91,19 @@ def interruptible(call: Callable[[], T]) -> T:
 
 @contextmanager
 def interrupts_waiting() -> Generator[None]:
-    """Obey Ctrl-C at the end of the block: in the midst of a fork it would be lost."""
+    """Obey a signal at the end of the block: in the midst of a fork it would be lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[int] = []
-    old = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    old = {number: signal.signal(number, lambda number, frame: caught.append(number)) for number in SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, old)
-    if caught:
-        signal.raise_signal(signal.SIGINT)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    for number in caught:
+        signal.raise_signal(number)
 
 
 def follow_main() -> None:
