@@ -8,6 +8,8 @@ import io
 import os
 import random
 import re
+import stat
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -23,6 +25,7 @@ import diglot.corpus
 import diglot.index
 from diglot.config import DataConfig
 from diglot.corpus import (
+    MAKING,
     Corpus,
     TextFile,
     lines_to_learn_from,
@@ -30,6 +33,7 @@ from diglot.corpus import (
     open_stream,
     read_lines,
     stream_lines,
+    sweep_cache,
 )
 from diglot.demo import draw_corpus
 from diglot.errors import TextError
@@ -474,6 +478,20 @@ def test_subwords_are_learnt_from_either_side_or_both(write: Write) -> None:
     assert list(lines_to_learn_from(files, True, True)) == ["one", "eins", "zwei"]
 
 
+@pytest.mark.parametrize(("num", "limit"), [(10, 9), (10, 10), (1000, 300), (1000, 999), (1000, 1001)])
+def test_of_many_lines_as_many_as_allowed_are_learnt_from_evenly_spread(
+    write: Write, monkeypatch: pytest.MonkeyPatch, num: int, limit: int
+) -> None:
+    monkeypatch.setattr(diglot.corpus, "LEARNING_LINES", limit)
+    paths = [str(write(str(start), "".join(f"{start + i}\n" for i in range(num)))) for start in (0, num)]
+    files = open_pairs(paths, paths)
+    for sides in ((True, False), (True, True)):
+        lines = [*map(int, lines_to_learn_from(files, *sides))][:: sum(sides)]
+        assert len(lines) == min(2 * num, limit // sum(sides))
+        gaps = np.diff(lines)
+        assert gaps.max() - gaps.min() <= 1
+
+
 # ------------------------------------------------------------------- holding out
 
 
@@ -533,6 +551,21 @@ def test_the_fingerprint_is_of_the_text_and_its_order_and_not_of_the_files(write
 # ------------------------------------------------------------------- the index is made once
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_the_cache_is_readable_as_the_umask_says(tmp_path: Path, write: Write, subwords: Subwords, mask: int) -> None:
+    path, cache = write("a.tsv.gz", gzip.compress(b"one\teins\n")), tmp_path / "cache"
+    before = os.umask(mask)
+    try:
+        files = open_pairs([], [], [str(path)], cache)
+        index_corpus(files, Reading(subwords, subwords, DataConfig()), io.StringIO(), cache=cache)
+    finally:
+        os.umask(before)
+    found = [cache, *cache.rglob("*")]
+    assert {path.name.partition("-")[0] for path in cache.iterdir()} >= {"text", "index"}
+    for path in found:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, path
+
+
 def test_an_index_is_made_once_for_a_text_its_subwords_and_its_filters(
     write: Write, subwords: Subwords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,6 +597,19 @@ def test_an_index_is_made_once_for_a_text_its_subwords_and_its_filters(
     indexed(text, max_pieces=3)
     assert len(made) == 3
     assert len(list((tmp_path / "cache").iterdir())) == 3  # and nothing half made
+
+
+def test_what_was_left_half_made_is_swept_when_nobody_can_be_at_it_any_more(tmp_path: Path) -> None:
+    """By the newest change within: a directory is as old as its newest file, not as its newest name."""
+    day, ages = 24 * 3600, {"young": (0, 0), "being-written": (3, 0.5), "left": (3, 2), "other": (3, 2)}
+    for name, days in ages.items():
+        path = tmp_path / (name if name == "other" else f"{MAKING}index-{name}")
+        path.mkdir()
+        (path / "places").touch()
+        for each, age in zip((path, path / "places"), days, strict=True):
+            os.utime(each, (time.time() - age * day,) * 2)
+    sweep_cache(tmp_path)
+    assert {path.name.rpartition("index-")[2] for path in tmp_path.iterdir()} == {"young", "being-written", "other"}
 
 
 def test_an_index_that_cannot_be_written_leaves_nothing(

@@ -19,7 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # A module imports only from rows above its own.
 ROWS = [
     ["errors"],
-    ["config"],
+    ["config", "signals"],
     ["runs"],
     ["model", "schedule", "kernels"],
     ["loss", "packed"],
@@ -31,7 +31,7 @@ ROWS = [
     ["checkpoint"],
     ["engines.torch"],
     ["translator", "evaluate"],
-    ["progress", "pulse", "signals"],
+    ["progress", "pulse"],
     ["parallel"],
     ["run"],
     ["validation", "info"],

@@ -12,7 +12,7 @@ from threading import Timer
 import pytest
 
 from diglot.errors import Interrupted
-from diglot.signals import SIGNALS, Signals, interruptible
+from diglot.signals import SIGNALS, Signals, interruptible, interrupts_waiting
 
 
 def send(number: int) -> None:
@@ -73,3 +73,17 @@ def second_signal(**environment: str) -> int:
 def test_a_second_signal_ends_the_process_but_not_the_same_one_by_way_of_torchrun():
     assert second_signal() == -signal.SIGINT
     assert second_signal(TORCHELASTIC_RUN_ID="1") == 0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_the_midst_of_a_fork_is_obeyed_after_it(number: int):
+    done: list[str] = []
+
+    def fork() -> None:
+        with Signals("bye"), interrupts_waiting():
+            send(number)
+            done.append("all")
+
+    with pytest.raises(Interrupted, match="bye"):
+        fork()
+    assert done

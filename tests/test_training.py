@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -203,6 +204,12 @@ def test_one_skipped_update_is_counted_and_training_goes_on(tmp_path: Path, monk
     assert (summary.updates, summary.skipped) == (6, 1)
     weights = load_file(tmp_path / "run" / "model" / checkpoint.WEIGHTS)
     assert all(tensor.isfinite().all() for tensor in weights.values())
+    named = (listed := tmp_path / "run" / "skipped.tsv").read_text()
+    assert {line.partition("\t")[0] for line in named.splitlines()} in ({"1"}, {"2"})
+    listed.write_text(f"{named}4\ttrain.en:7\n5\ttrain.en:8\n6")  # of updates after the checkpoint, and cut off
+    shutil.rmtree(tmp_path / "run" / "step-000006")
+    assert train(small_recipe(tmp_path, "run"), quiet=True).skipped == 1
+    assert listed.read_text() == named
 
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path: Path):

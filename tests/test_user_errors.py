@@ -33,6 +33,7 @@ import sentencepiece
 import torch
 
 import diglot
+import diglot.run
 from diglot import checkpoint, cli, demo, info, subwords
 from diglot.config import DataConfig, Recipe, load_recipe, to_toml, update_section
 from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
@@ -40,6 +41,7 @@ from diglot.errors import DiglotError
 from diglot.evaluate import evaluate
 from diglot.index import Reading, index_corpus
 from diglot.training import train
+from diglot.validation import Summary
 from training_runs import small_recipe, write_pairs
 
 SOURCE = Path(diglot.__file__).parent
@@ -118,7 +120,7 @@ def with_memory(free: int, cause: Callable[[], object]) -> object:
     return with_limit(resource.RLIMIT_AS, used + free, cause)
 
 
-def beside_another_rank(at: SimpleNamespace, *words: str, own: tuple[str, ...] = ()) -> object:
+def beside_another_rank(at: SimpleNamespace, *words: str, own: tuple[str, ...] = ()) -> Summary:
     """Train as the first of two ranks; the other one is a process of its own, in another directory, whose recipe has
     other `words` than our `own`."""
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -244,6 +246,15 @@ def _(at: SimpleNamespace) -> None:
         yield lambda steps, note: kill()
 
     index_corpus(open_pairs([], [], [str(path)]), reading, io.StringIO(), progress, num_processes=2)
+
+
+@case("of 30 processes to read pairs the system allows ...: Too many open files. Ask for fewer (train.threads), or ...")
+def _(at: SimpleNamespace) -> None:
+    pairs = open_pairs([], [], [str(file(at, "a.tsv", b"one\teins\n" * 130_000))])
+    pieces = subwords.load_subwords(at.model / "subwords.model")
+    cause = partial(index_corpus, pairs, Reading(pieces, pieces, DataConfig()), io.StringIO(), num_processes=30)
+    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    with_limit(resource.RLIMIT_NOFILE, [number for number in range(999) if number not in used][20], cause)
 
 
 case("cannot read DIR/no.gz: No such file or directory.")(lambda at: TextFile(at.dir / "no.gz", at.dir))
@@ -599,9 +610,38 @@ case("rank 1 has another recipe than rank 0: train.seed is 2 and not 1. Give all
 )
 
 
-case("rank 1 does not see what rank 0 writes to shared: let train.out be a directory that all machines share.")(
-    lambda at: beside_another_rank(at, "train.out=shared", own=("train.out=shared",))
-)
+@case("rank 1 does not see what rank 0 writes to shared: let train.out be a directory that all machines share.")
+def _(at: SimpleNamespace) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diglot.run, "SECONDS_TO_SEE", 0)
+        beside_another_rank(at, "train.out=shared", own=("train.out=shared",))
+
+
+@pytest.mark.slow
+def test_what_a_rank_sees_late_is_no_error(tmp_path: Path):
+    def show_late() -> None:
+        while not (tmp_path / "shared" / "config.toml").exists():
+            time.sleep(0.01)
+        time.sleep(1.5)
+        (tmp_path / "other" / "shared").symlink_to(tmp_path / "shared")
+
+    threading.Thread(target=show_late, daemon=True).start()
+    words = "train.out=shared", "train.max_updates=1", "train.valid_every=1"
+    beside_another_rank(SimpleNamespace(dir=tmp_path), *words, own=words)
+    assert (tmp_path / "shared" / "model").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_rank_does_not_see_is_left_out_by_all(tmp_path: Path):
+    words = "train.out=shared", "train.max_updates=4", "train.valid_every=2"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert "average of the last 2" in train(small_recipe(tmp_path, "run", *words), quiet=True).scores
+    (tmp_path / "other" / "shared").mkdir(parents=True)
+    for name in ("config.toml", "step-000004"):
+        (tmp_path / "other" / "shared" / name).symlink_to(tmp_path / "shared" / name)
+    summary = beside_another_rank(SimpleNamespace(dir=tmp_path), *words, own=words)
+    assert "average of the last 1" in summary.scores
 
 
 @case("rank 1 has other text to train on than rank 0: give all machines the same files, and subwords that were ...")

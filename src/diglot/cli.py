@@ -144,11 +144,11 @@ def train(
         return
     if verify_resume:
         raise typer.Exit(prove_resume(resolved, quiet, json_))
-    from diglot.parallel import is_first_rank
+    from diglot.parallel import world_asked_for
     from diglot.training import train as run_training
 
     summary = run_training(resolved, changed=changed, quiet=quiet)
-    if json_ and is_first_rank():
+    if json_ and world_asked_for().is_first:
         show(json.dumps({**asdict(summary), "model": str(summary.model)}, ensure_ascii=False))
 
 

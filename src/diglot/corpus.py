@@ -17,11 +17,12 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
 import time
+import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +34,13 @@ from numpy.typing import NDArray
 from diglot.batching import shuffled, stretches
 from diglot.config import DataConfig
 from diglot.errors import TextError
-from diglot.subwords import LEARNING_BYTES
+from diglot.subwords import LEARNING_BYTES, LEARNING_LINES
 
 BLOCK, SMALL_BLOCK = 1 << 22, 1 << 16
 MAX_BYTES_OF_A_PIECE = 64  # 16 characters of 4 bytes: a line of more bytes a piece is too long unread
 ROWS_AT_ONCE = 256  # read in any order, before their pages are let go: each brings in up to sixteen neighbours
+MAKING = ".diglot-making-"  # begins the name of what is not yet whole in the cache
+SECONDS_TO_MAKE = 24 * 3600  # without a change after which its maker, of whatever machine, is dead
 SECONDS_TO_SETTLE = 2  # in which a file may change without its time telling
 PLACES, LENGTHS, HASHES, FACTS = "places", "lengths", "hashes", "facts.json"  # the files of an index
 UNPACKING = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -136,6 +139,28 @@ def cache_directory() -> Path:
     return path
 
 
+def sweep_cache(cache: Path) -> None:
+    """Remove what killed processes have left half made. Nobody knows of those of other machines whether they live, but
+    who lives has written something lately."""
+    for left in cache.glob(MAKING + "*"):
+        with contextlib.suppress(OSError):  # another process was faster
+            changed = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - changed > SECONDS_TO_MAKE:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def making(path: Path) -> Generator[Path]:
+    """A directory of its own in which to make what shall bear a name in the cache; what is left in it is removed. Its
+    mode is as the umask says, and so are those in it: mkdtemp and mkstemp would let nobody else read them."""
+    new = path.with_name(f"{MAKING}{path.name}-{uuid.uuid4().hex}")
+    new.mkdir()
+    try:
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
 def _release(data: object) -> None:
     if isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not everywhere
         data.madvise(mmap.MADV_DONTNEED)
@@ -162,7 +187,7 @@ def _unpack(path: Path, scratch: Path) -> Path:
     unpacked = scratch / f"text-{_digest(path, scratch)[:32]}"
     try:
         if not unpacked.exists():
-            with gzip.open(path) as packed, tempfile.NamedTemporaryFile(dir=scratch, prefix=".text-") as out:
+            with gzip.open(path) as packed, making(unpacked) as new, (new / unpacked.name).open("wb") as out:
                 shutil.copyfileobj(packed, out, BLOCK)
                 out.flush()
                 os.fsync(out.fileno())
@@ -331,14 +356,20 @@ def runs_apart(src: NDArray[np.int64], tgt: NDArray[np.int64]) -> int:
 
 
 def lines_to_learn_from(files: Sequence[PairFile], src: bool, tgt: bool) -> Iterator[str]:
-    """The lines of one side or both that subwords are learnt from."""
+    """The lines of one side or both that subwords are learnt from: of more than LEARNING_LINES so many, evenly spread.
+    SentencePiece would draw others in every process."""
     for file in files:
         file.check()
-        for a, b, c, d in file.spans():
-            if src and b - a <= LEARNING_BYTES:
-                yield file.src.data[a:b].decode()
-            if tgt and d - c <= LEARNING_BYTES:
-                yield file.tgt.data[c:d].decode()
+    num = sum(file.src.num_lines for file in files)
+    most = min(num, LEARNING_LINES // (src + tgt))
+    spans = ((file, *span) for file in files for span in file.spans())
+    for i, (file, a, b, c, d) in enumerate(spans):
+        if i * most % num >= most:
+            continue
+        if src and b - a <= LEARNING_BYTES:
+            yield file.src.data[a:b].decode()
+        if tgt and d - c <= LEARNING_BYTES:
+            yield file.tgt.data[c:d].decode()
 
 
 class Corpus:

@@ -9,16 +9,12 @@ every dropped pair is counted, and named by file and line.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import multiprocessing
 import os
-import shutil
-import signal
 import sys
 import tempfile
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -43,8 +39,10 @@ from diglot.corpus import (
     Corpus,
     PairFile,
     Stretch,
+    making,
 )  # fmt: skip
 from diglot.errors import TextError
+from diglot.signals import follow_main, interrupts_waiting
 from diglot.subwords import Subwords, clean
 
 T = TypeVar("T")
@@ -54,7 +52,6 @@ FORMAT = 2  # to be raised when rows or filters come to mean something else
 LINES_AT_ONCE = 4096
 ROWS_AT_ONCE = 1 << 18  # of the index, among which duplicates are looked for
 DROPPED = "dropped.tsv"
-PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
 
@@ -102,14 +99,11 @@ def index_corpus(
                 file.check()
             num_lines = sum(file.src.num_lines for file in files)
             try:
-                new = Path(tempfile.mkdtemp(prefix=".index-", dir=path.parent))
-                try:
+                with making(path) as new:
                     with progress("reading pairs", num_lines) as advance:
                         write_index(new, files, reading, num_processes, advance)
                     if not path.exists():  # or another process was faster
                         new.rename(path)
-                finally:
-                    shutil.rmtree(new, ignore_errors=True)
             except OSError as error:
                 if not path.exists():
                     raise TextError(
@@ -198,15 +192,21 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
     receivers: list[Any] = []
     processes: list[Any] = []
     try:
-        with interrupts_waiting(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: ours runs nothing of theirs
-            for i in range(num):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
-                process.start()
-                sender.close()  # or its end would not be seen
-                receivers.append(receiver)
-                processes.append(process)
+        try:
+            with interrupts_waiting(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: it runs none of them
+                for i in range(num):
+                    receiver, sender = context.Pipe(duplex=False)
+                    process = context.Process(target=send_all, args=(items[i::num], sender), daemon=True)
+                    process.start()
+                    sender.close()  # or its end would not be seen
+                    receivers.append(receiver)
+                    processes.append(process)
+        except OSError as error:
+            raise TextError(
+                f"of {num} processes to read pairs the system allows {len(processes)}: {error.strerror}. Ask for fewer "
+                "(train.threads), or raise its limits (ulimit -n, ulimit -u)."
+            ) from None
         for i in range(len(items)):
             try:
                 found = receivers[i % num].recv()
@@ -223,32 +223,6 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], num: int) -> Genera
             process.kill()
             process.join()
             receiver.close()
-
-
-@contextmanager
-def interrupts_waiting() -> Generator[None]:
-    """Obey Ctrl-C at the end of the block: in the midst of a fork it would be lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-    old = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)
-    if caught:
-        signal.raise_signal(signal.SIGINT)
-
-
-def follow_main() -> None:
-    """Have a forked process leave Ctrl-C and SIGTERM to the main one, and end when that does, be it killed.
-
-    Left alone, one that waits to send what nobody will read would hold on to the run's lock for ever.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------- writing

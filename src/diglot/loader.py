@@ -24,11 +24,11 @@ from diglot.batching import LENGTHS, ROWS, micro_batches, mix, pad, round_up, up
 from diglot.config import Recipe
 from diglot.corpus import Corpus
 from diglot.errors import TrainingError
-from diglot.index import follow_main
 from diglot.model import padding_mask
 from diglot.packed import PackedTransformer, pack
 from diglot.parallel import World
 from diglot.run import TrainingState
+from diglot.signals import follow_main
 from diglot.texts import Texts
 
 
@@ -170,7 +170,7 @@ def read_updates(reader: UpdateReader, state: TrainingState, num_workers: int) -
         sampler=places(reader.corpus, reader.recipe, state.update, state.epoch, state.update_of_epoch),
         num_workers=num_workers,
         collate_fn=as_it_is,  # pyright: ignore[reportArgumentType]
-        worker_init_fn=begin_worker,
+        worker_init_fn=lambda worker: follow_main(),
         multiprocessing_context="fork" if num_workers else None,
     )
     with warnings.catch_warnings():  # of a fork in a process with threads: a worker runs nothing of theirs
@@ -214,8 +214,3 @@ def give_back_freed_memory() -> None:
 def as_it_is(update: Update) -> Update:
     """Arrays stay arrays: tensors would go through shared memory, of which a container has little."""
     return update
-
-
-def begin_worker(worker: int) -> None:
-    """What DataLoader calls in a process that reads ahead."""
-    follow_main()

@@ -91,13 +91,12 @@ class World:
 @contextmanager
 def join(device: str, timeout: float) -> Generator[World]:
     """Join the ranks that torchrun started; alone, a world of one."""
-    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        yield World()
+    world = world_asked_for()
+    if world.size == 1:
+        yield world
         return
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, pulse = meet(rank, size, timeout)
-    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    world = World(rank, size, local_rank, local_size, pulse)
+    store, pulse = meet(world.rank, world.size, timeout)
+    world = dataclasses.replace(world, pulse=pulse)
     pulse.start()
     try:
         with world.naming_the_lost():
@@ -126,9 +125,12 @@ def connect(world: World, store: Store, device: str, timeout: float) -> Any:
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
-def is_first_rank() -> bool:
-    """Whether this process is the one of all ranks that prints results."""
-    return os.environ.get("RANK", "0") == "0"
+def world_asked_for() -> World:
+    """The ranks as torchrun has it, before they have met; alone, a world of one."""
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return World()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return World(rank, size, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def is_broken_line(error: RuntimeError) -> bool:

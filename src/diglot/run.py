@@ -14,11 +14,11 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -33,8 +33,11 @@ from diglot.model import Transformer
 from diglot.parallel import World, share_like, whole
 from diglot.progress import Reporter
 
+T = TypeVar("T")
+
 MOMENTS = "training.safetensors"
 STATE = "state.json"
+SKIPPED = "skipped.tsv"
 # what may differ from run to run of one recipe: it changes where, how long or how visibly a model is trained
 FREE_KEYS = {
     "train.out", "train.device", "train.threads", "train.log_every", "train.tensorboard", "train.max_updates",
@@ -46,6 +49,7 @@ FIXED_KEYS = {
     *(f"subwords.{f.name}" for f in dataclasses.fields(SubwordsConfig) if f.name != "sampling"),
     "train.init", "data.tgt_langs", "languages.tags",
 }  # fmt: skip
+SECONDS_TO_SEE = 65.0  # NFS remembers a directory for up to 60
 SECONDS_TO_LOCK = 1.0  # for who only looks whether a run goes on holds its lock for an instant
 OURS = {".lock", "dropped.tsv"}  # what a run that failed before its first update leaves
 
@@ -213,22 +217,30 @@ def write_recipe(job: Job) -> None:
     if job.world.is_first:
         checkpoint.replace_file(path, content)
     job.world.gather(None)
-    is_found = job.world.is_first or (path.exists() and path.read_bytes() == content)
-    for rank, found in enumerate(job.world.gather(is_found)):
-        if not found:
-            raise not_shared(job, rank)
+    see_alike(job, lambda: path.exists() and path.read_bytes() == content, bool)
 
 
-def not_shared(job: Job, rank: int) -> TrainingError:
-    """What to say where the machines have each a run directory of their own."""
-    return TrainingError(
-        f"rank {rank} does not see what rank 0 writes to {job.run}: let train.out be a directory that all machines "
-        "share."
-    )
+def see_alike(job: Job, look: Callable[[], T], name: Callable[[T], Any]) -> T:
+    """What every rank sees, told apart by name. Where one sees something else than the first, all look again: a network
+    file system shows a machine its directories as they were up to a minute ago."""
+    until = time.monotonic() + SECONDS_TO_SEE
+    while True:
+        found = look()
+        seen = job.world.gather([name(found), time.monotonic() > until])
+        first, is_late = seen[0]  # by one clock, so that all give up together
+        differ = [rank for rank, (other, _) in enumerate(seen) if other != first]
+        if not differ:
+            return found
+        if is_late:
+            raise TrainingError(
+                f"rank {differ[0]} does not see what rank 0 writes to {job.run}: let train.out be a directory that all "
+                "machines share."
+            )
+        time.sleep(1)
 
 
 class Log:
-    """log.jsonl, and TensorBoard's files on request."""
+    """log.jsonl, and TensorBoard's files on request; of skipped.tsv too what is about to be written again goes."""
 
     def __init__(self, run: Path, update: int, tensorboard: bool, is_kept: bool = True):
         self.is_kept = is_kept  # by the rank that writes
@@ -236,14 +248,9 @@ class Log:
         if not is_kept:
             return
         self.path = run / "log.jsonl"
-        kept: list[str] = []
-        if update and self.path.exists():  # lines after the checkpoint are about to be written again
-            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
-                    kept += [line] if json.loads(line)["update"] <= update else []
-                except (ValueError, KeyError, TypeError):
-                    continue  # half a line, of a killed process
-        checkpoint.replace_file(self.path, "".join(line + "\n" for line in kept).encode())
+        cut_back(self.path, update, lambda line: json.loads(line)["update"])
+        if (run / SKIPPED).exists():
+            cut_back(run / SKIPPED, update, lambda line: int(line[: line.index("\t")]))
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -274,6 +281,18 @@ class Log:
                 self.file.close()
         if self.board is not None:
             self.board.close()
+
+
+def cut_back(path: Path, update: int, update_of: Callable[[str], int]) -> None:
+    """Keep the lines of a file up to an update: those after the checkpoint are about to be written again."""
+    kept: list[str] = []
+    if update and path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                kept += [line] if update_of(line) <= update else []
+            except (ValueError, KeyError, TypeError):
+                continue  # half a line, of a killed process
+    checkpoint.replace_file(path, "".join(line + "\n" for line in kept).encode())
 
 
 def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state: TrainingState) -> None:

@@ -6,6 +6,7 @@ a thread of its own.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from diglot.errors import Interrupted
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG = 1  # of Linux: the signal to get when the parent ends
 SECONDS_OF_AN_ECHO = 5.0  # in which torchrun passes on what the whole job was sent anyway
 
 
@@ -85,3 +87,30 @@ def interruptible(call: Callable[[], T]) -> T:
     for error in errors:
         raise error
     return results[0]
+
+
+@contextmanager
+def interrupts_waiting() -> Generator[None]:
+    """Obey a signal at the end of the block: in the midst of a fork it would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    old = {number: signal.signal(number, lambda number, frame: caught.append(number)) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    for number in caught:
+        signal.raise_signal(number)
+
+
+def follow_main() -> None:
+    """Have a forked process leave Ctrl-C and SIGTERM to the main one, and end when that does, be it killed.
+
+    Left alone, one that waits to send what nobody will read would hold on to the run's lock for ever.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

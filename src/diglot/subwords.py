@@ -22,7 +22,7 @@ import sentencepiece
 from diglot.errors import TextError
 
 NUM_RESERVED = 64
-LEARNING_LINES = 2_000_000  # of a larger corpus a random sample is learnt from
+LEARNING_LINES = 2_000_000  # of a larger corpus a part is learnt from
 LEARNING_BYTES = 4192  # SentencePiece passes over longer lines
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 WORD = re.compile("\u2581*[^\u2581]+|\u2581+")  # with the mark of the space before it: no piece goes beyond
@@ -175,7 +175,6 @@ def draw_merges(word: str, scores: Mapping[str, float], dropout: float, rng: ran
 def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
     """Learn at most `size` pieces (fewer where the text does not hold so many) by `kind`, "unigram" or "bpe"."""
     model = io.BytesIO()
-    sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(clean(line) for line in lines),
@@ -190,8 +189,6 @@ def learn(lines: Iterable[str], size: int, kind: str = "unigram") -> Subwords:
             control_symbols=[f"<reserved{i}>" for i in range(NUM_RESERVED)],
             byte_fallback=True,
             normalization_rule_name="identity",
-            input_sentence_size=LEARNING_LINES,
-            shuffle_input_sentence=True,
             max_sentence_length=LEARNING_BYTES,
             num_threads=8,  # fixed: sums over threads, and so the pieces, depend on their number
             minloglevel=2,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -18,7 +17,9 @@ from diglot.corpus import (
     PairFile,
     cache_directory,
     lines_to_learn_from,
+    making,
     open_pairs,
+    sweep_cache,
 )  # fmt: skip
 from diglot.errors import TextError, TrainingError
 from diglot.index import Reading, index_corpus
@@ -45,6 +46,7 @@ def read_texts(job: Job, start: StoredModel | None) -> Texts:
     """Open, check, index; what is dropped is counted, and listed in dropped.tsv."""
     recipe, run, reporter = job.recipe, job.run, job.reporter
     data, cache = recipe.data, cache_directory()
+    sweep_cache(cache)
     files = open_pairs(data.src, data.tgt, data.tsv, cache)
     src_subwords, tgt_subwords = get_subwords(recipe, start, files, cache, reporter)
     path = run / "dropped.tsv" if job.world.is_first else Path(os.devnull)
@@ -163,9 +165,9 @@ def learn_once(
     if subwords.num_pieces < config.size:
         reporter.say(f"The text holds {subwords.num_pieces:,} subwords, fewer than the {config.size:,} asked for.")
     try:
-        with tempfile.TemporaryDirectory(prefix=".subwords-", dir=cache) as new:
-            write_file(Path(new) / path.name, subwords.proto)
-            (Path(new) / path.name).replace(path)
+        with making(path) as new:
+            write_file(new / path.name, subwords.proto)
+            (new / path.name).replace(path)
     except OSError as error:
         raise TextError(
             f"cannot write the subwords to {cache}: {error.strerror}. Make room there, or let DIGLOT_CACHE name "

@@ -45,15 +45,16 @@ from diglot.packed import PackedTransformer, can_run
 from diglot.parallel import is_out_of_memory, is_shared_out, join, num_cores, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
 from diglot.run import (
+    SKIPPED,
     Job,
     Log,
     TrainingState,
     check_same_recipe,
     in_use,
-    not_shared,
     resolve,
     restore,
     save,
+    see_alike,
     write_recipe,
 )
 from diglot.schedule import lrate, make_optimizer
@@ -222,10 +223,9 @@ def repeat_exactly(device: str) -> None:
 def find_resumed(job: Job) -> StoredModel | None:
     """The newest whole checkpoint of the run; broken ones above it are set aside, and that is said. If all are broken,
     nothing is begun over them."""
-    newest, complaints = checkpoint.newest_step(job.run)
-    for rank, name in enumerate(job.world.gather(newest and newest.name)):  # all look before anything is moved
-        if name != (newest and newest.name):
-            raise not_shared(job, rank)
+    newest, complaints = see_alike(  # all look before anything is moved
+        job, lambda: checkpoint.newest_step(job.run), lambda found: found[0] and found[0].name
+    )
     if complaints and not newest:
         raise CheckpointError(
             f"no checkpoint of {job.run} is whole: {complaints[0]} Nothing was begun anew over them: give back a copy, "
@@ -362,7 +362,7 @@ def count(
         state.skipped_in_a_row = 0
         return
     state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
-    path = job.run / "skipped.tsv"
+    path = job.run / SKIPPED
     if job.world.is_first:
         with checkpoint.writing(path), path.open("a", encoding="utf-8") as lines:
             lines.writelines(f"{state.update}\t{corpus.where(row)}\n" for row in place.rows.tolist())

@@ -140,7 +140,16 @@ def finish(
     run, reporter = job.run, job.reporter
     try:
         with signals.at_once():
-            candidates = read_candidates(job, stored, state)
+            own = whole_steps(job, state)
+    except Interrupted:
+        own = None
+    seen = job.world.gather(own)
+    if None in seen:
+        return None
+    steps = sorted(set[int](seen[0]).intersection(*seen))  # a network file system may show some of them late
+    try:
+        with signals.at_once():
+            candidates = read_candidates(job, stored, state, steps)
     except Interrupted:
         candidates = {}
     if not all(job.world.gather(len(candidates))):
@@ -180,21 +189,29 @@ def finish(
     return Summary(run / "model", state.update, state.epoch + 1, state.seconds, state.skipped, num_parameters, scores)
 
 
-def read_candidates(job: Job, stored: StoredModel, state: TrainingState) -> dict[str, dict[str, Tensor]]:
-    """The weights that may become the final model, by what they are; broken checkpoints are passed over, and named."""
-    last = state.validated[-job.recipe.train.average :]
-    whole: dict[int, Path] = {}
-    for update in sorted({*last, state.best_update}):
-        step = checkpoint.step_path(job.run, update)
+def whole_steps(job: Job, state: TrainingState) -> list[int]:
+    """The updates whose checkpoints may come to be the final model; broken ones are passed over, and named."""
+    whole: list[int] = []
+    for update in sorted({*state.validated[-job.recipe.train.average :], state.best_update}):
         try:
-            checkpoint.check_directory(step)
-            whole[update] = step
+            checkpoint.check_directory(checkpoint.step_path(job.run, update))
+            whole.append(update)
         except CheckpointError as error:
             job.reporter.say(f"warning: {error} It is left out of the final model.")
+    return whole
+
+
+def read_candidates(
+    job: Job, stored: StoredModel, state: TrainingState, whole: list[int]
+) -> dict[str, dict[str, Tensor]]:
+    """The weights that may become the final model, by what they are, out of checkpoints that are whole."""
     candidates: dict[str, dict[str, Tensor]] = {}
-    if steps := [whole[update] for update in last if update in whole]:
+    last = [update for update in state.validated[-job.recipe.train.average :] if update in whole]
+    if last:
+        steps = [checkpoint.step_path(job.run, update) for update in last]
         candidates[f"average of the last {len(steps)}"] = checkpoint.average_weights(steps)
-    if best := whole.get(state.best_update):
+    if state.best_update in whole:
+        best = checkpoint.step_path(job.run, state.best_update)
         candidates[f"best (update {state.best_update:,})"] = checkpoint.read_tensors(best / checkpoint.WEIGHTS)
     in_memory = {name: weight.clone() for name, weight in checkpoint.weights_of(stored.model).items()}
     return {**candidates, f"last (update {state.update:,})": in_memory}

@@ -27,7 +27,7 @@ from diglot import checkpoint
 from diglot.config import DataConfig, Recipe, to_toml
 from diglot.corpus import open_pairs
 from diglot.errors import ConfigError, TrainingError
-from diglot.parallel import is_first_rank
+from diglot.parallel import world_asked_for
 from diglot.progress import Reporter
 from diglot.run import MOMENTS, STATE
 from diglot.signals import Signals
@@ -55,7 +55,7 @@ class Trial:
     """Processes that train recipes: as many ranks at a time as torchrun was told to start."""
 
     def __init__(self, scratch: Path):
-        self.scratch, self.num_ranks = scratch, int(os.environ.get("WORLD_SIZE", "1"))
+        self.scratch, self.num_ranks = scratch, world_asked_for().size
 
     @contextmanager
     def training(self, recipe: Recipe) -> Generator[list[subprocess.Popen[bytes]]]:
@@ -110,9 +110,10 @@ class Trial:
 
 def verify_resume(recipe: Recipe, quiet: bool = False) -> Verdict | None:
     """Train the recipe straight, then killed and resumed, and compare. None on all ranks but the first."""
-    if not is_first_rank():
+    world = world_asked_for()
+    if not world.is_first:
         return None
-    if os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")):
+    if world.local_size != world.size:
         raise ConfigError("--verify-resume kills ranks on one machine alone: start torchrun with --nnodes 1.")
     reporter = Reporter(quiet)
     reporter.say(

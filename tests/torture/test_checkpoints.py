@@ -84,10 +84,9 @@ def test_a_kill_at_any_moment_of_saving_loses_nothing_that_was_saved(tmp_path: P
     num_saves = sum(report.startswith("saved") for report in reports)
     assert num_inside > 0, "no kill fell into a write"
     torture.report(
-        f"SIGKILL from outside at a random moment of a loop that saves ({num_saves:,} saves, {num_inside} of the kills "
-        "inside a write)",
+        "SIGKILL from outside at a random moment of a loop that saves",
         f"{kills} of {kills} lose nothing that was reported as saved; no orphans after the next start",
-        f"{kills} of {kills}",
+        f"{kills} of {kills}, {num_inside} of the kills inside a write; {num_saves:,} saves",
     )
 
 
@@ -141,10 +140,11 @@ def test_every_state_that_a_crash_may_leave_loads(tmp_path: Path, strace: tuple[
                 check_next_start(found / "run", reports)
         assert disk.listing() == contents(root)  # the trace was understood
     torture.report(
-        f"power fails at a random moment of saving, pruning and replacing ({num_calls:,} system calls): any "
-        f"unsynced write or change of name may be missing ({num_other:,} states differ from what the program saw)",
+        "power fails at a random moment of saving, pruning and replacing: any unsynced write or change of name may be "
+        "missing",
         f"{states:,} of {states:,} go on from what was reported as saved",
-        f"{states:,} of {states:,}",
+        f"{states:,} of {states:,}, among {num_calls:,} system calls; {num_other:,} states differ from what the "
+        "program saw",
     )
 
 
@@ -467,10 +467,10 @@ def test_saving_and_checking_take_a_small_part_of_the_time(tmp_path: Path, prese
     share = save_seconds / (recipe.train.valid_every * update_seconds)
     assert share <= 0.02
     torture.report(
-        f"time to save and check a checkpoint of `{preset}` ({save_seconds:.2f} s), of the time of the "
-        f"{recipe.train.valid_every:,} updates between two ({update_seconds:.2f} s each, on {device})",
+        f"time to save and check a checkpoint of `{preset}`, of the time of the updates between two",
         "at most 2 %",
-        f"{share:.3%}",
+        f"{share:.3%}: {save_seconds:.2f} s of {recipe.train.valid_every:,} updates of {update_seconds:.2f} s each, on "
+        f"{device}",
     )
 
 

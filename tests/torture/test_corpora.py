@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Torture
+from diglot.corpus import MAKING
 from diglot.demo import draw_corpus
 from diglot.subwords import learn
 from training_runs import words_of
@@ -122,14 +123,16 @@ def test_memory_and_start_do_not_depend_on_the_number_of_pairs(
     assert starts[1] < 5 or not torture.is_full  # of a machine that does nothing else
     one, two = (f"{size:,}" for size in sizes)
     torture.report(
-        f"training on {one} and on {two} pairs: peak of the memory of all processes (sum of PSS)",
+        "training on ten times as many pairs: peak of the memory of all processes (sum of PSS)",
         "within 10 %",
-        f"{trained[0]:.0f} and {trained[1]:.0f} MB; with making the index {made[0]:.0f} and {made[1]:.0f} MB",
+        f"on {one} and on {two} pairs {trained[0]:.0f} and {trained[1]:.0f} MB; "
+        f"with making the index {made[0]:.0f} and {made[1]:.0f} MB",
     )
     torture.report(
-        f"from the command to the end of the first update, {one} and {two} pairs",
+        "from the command to the end of the first update, on ten times as many pairs",
         "under 5 s once there is an index",
-        f"{starts[0]:.1f} and {starts[1]:.1f} s; without one {indexing[0]:.0f} and {indexing[1]:.0f} s",
+        f"on {one} and on {two} pairs {starts[0]:.1f} and {starts[1]:.1f} s; "
+        f"without an index {indexing[0]:.0f} and {indexing[1]:.0f} s",
     )
 
 
@@ -158,7 +161,7 @@ def test_indexing_that_is_stopped_leaves_no_process(directory: Path, torture: To
         assert process.wait() in (-number, 128 + number)
         wait_for(are_gone, family)
         if number == signal.SIGINT:
-            assert not [path for path in (directory / "cache").iterdir() if path.name.startswith((".index", "index"))]
+            assert not [path for path in (directory / "cache").iterdir() if path.name.startswith((MAKING, "index"))]
     torture.report(
         f"{number.name} while the index is made by three processes", "no process left", f"{times} of {times}"
     )

@@ -33,7 +33,8 @@ if extra := int(sys.argv.pop(1)):
 try:
     diglot.cli.main()
 finally:
-    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage would tell of whoever started us, too
+    print("peak", *(line.split()[1] for line in lines if line.startswith("VmHWM:")), file=sys.stderr)
 """
 WIDE = (
     "model.d_model=128", "model.d_ff=512", "train.update_pieces=6000", "train.max_updates=3",

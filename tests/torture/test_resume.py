@@ -20,6 +20,7 @@ import pytest
 from conftest import Torture
 from diglot.checkpoint import WEIGHTS, list_steps
 from diglot.config import Recipe, to_toml
+from diglot.corpus import MAKING
 from diglot.run import MOMENTS, STATE
 from training_runs import small_recipe, write_pairs
 
@@ -192,7 +193,7 @@ def is_learning(run: Path, cache: Path) -> bool:
 
 
 def is_indexing(run: Path, cache: Path) -> bool:
-    return bool(list(cache.glob(".index-*")))
+    return bool(list(cache.glob(f"{MAKING}index-*")))
 
 
 def is_updating(run: Path, cache: Path) -> bool:
