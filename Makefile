@@ -27,7 +27,7 @@ check: .venv/installed         ## formatting, lint, types
 clean:
 	rm -rf .venv
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/native/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -68,6 +68,7 @@ DROP, SHAPE = ("drop", Drop), "num width is_bf16"
 AddNorm = structure(SHAPE, "x o y gain bias stats keys places", DROP, ("epsilon", c_float))
 AddNormBackward = structure(SHAPE, "dy s more ds d_o gain stats d_gain d_bias keys places", DROP)
 Activation = structure(SHAPE + " kind", "x y dy keys places", DROP)
+ColumnSums = structure(SHAPE, "x sums")
 Attention = structure(
     "num is_bf16 is_causal num_heads key_width value_width q_stride k_stride v_stride",
     "q_starts k_starts q k v out d_out dq dk dv keys", DROP,
@@ -83,6 +84,12 @@ def library() -> Any:
     return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
 
 
+def call(name: str, argument: Structure) -> None:
+    """Run a kernel."""
+    if getattr(library(), f"diglot_{name}")(byref(argument)):
+        raise MemoryError("a kernel of the training step got no memory")
+
+
 def are_there() -> bool:
     """Whether the kernels were compiled."""
     return library() is not None
@@ -93,7 +100,7 @@ def are_there() -> bool:
 
 def add(x: Tensor, o: Tensor, rows: Rows, drop: Drop) -> Tensor:
     """x + dropout(o), which takes the place of o."""
-    library().diglot_add_norm(byref(AddNorm(**shape(x), x=of(x), o=of(o), **rows.fields(drop))))
+    call("add_norm", AddNorm(**shape(x), x=of(x), o=of(o), **rows.fields(drop)))
     return o
 
 
@@ -102,16 +109,16 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """norm(x + dropout(o)), of which the sum takes the place of o; and mean and 1 / deviation of each row."""
     y, stats = torch.empty_like(x), torch.empty(len(x), 2)
-    library().diglot_add_norm(byref(AddNorm(
+    call("add_norm", AddNorm(
         **shape(x), x=of(x), o=of(o), y=of(y), gain=of(gain), bias=of(bias), stats=of(stats), **rows.fields(drop),
-        epsilon=epsilon)))  # fmt: skip
+        epsilon=epsilon))  # fmt: skip
     return y, stats
 
 
 def add_backward(dy: Tensor, rows: Rows, drop: Drop) -> Tensor:
     """The gradient of o in x + dropout(o)."""
     d_o = torch.empty_like(dy)
-    library().diglot_add_norm_backward(byref(AddNormBackward(**shape(dy), dy=of(dy), d_o=of(d_o), **rows.fields(drop))))
+    call("add_norm_backward", AddNormBackward(**shape(dy), dy=of(dy), d_o=of(d_o), **rows.fields(drop)))
     return d_o
 
 
@@ -122,9 +129,9 @@ def add_norm_backward(
     are one tensor."""
     ds, d_gain, d_bias = torch.empty_like(dy), torch.empty_like(gain), torch.empty_like(gain)
     d_o = torch.empty_like(dy) if drop.scale != 1 else None
-    library().diglot_add_norm_backward(byref(AddNormBackward(
+    call("add_norm_backward", AddNormBackward(
         **shape(dy), dy=of(dy), s=of(s), more=of(more), ds=of(ds), d_o=of(d_o), gain=of(gain), stats=of(stats),
-        d_gain=of(d_gain), d_bias=of(d_bias), **rows.fields(drop))))  # fmt: skip
+        d_gain=of(d_gain), d_bias=of(d_bias), **rows.fields(drop)))  # fmt: skip
     return ds, ds if d_o is None else d_o, d_gain, d_bias
 
 
@@ -134,25 +141,22 @@ def add_norm_backward(
 def activation(kind: str, x: Tensor, rows: Rows, drop: Drop) -> Tensor:
     """dropout(f(x))."""
     y = torch.empty_like(x)
-    library().diglot_activation(byref(Activation(
-        **shape(x), kind=KINDS.index(kind), x=of(x), y=of(y), **rows.fields(drop))))  # fmt: skip
+    call("activation", Activation(
+        **shape(x), kind=KINDS.index(kind), x=of(x), y=of(y), **rows.fields(drop)))  # fmt: skip
     return y
 
 
 def activation_backward(kind: str, x: Tensor, dy: Tensor, rows: Rows, drop: Drop) -> Tensor:
     """The gradient of x, which takes the place of dy."""
-    library().diglot_activation(byref(Activation(
-        **shape(x), kind=KINDS.index(kind), x=of(x), y=of(dy), dy=of(dy), **rows.fields(drop))))  # fmt: skip
+    call("activation", Activation(
+        **shape(x), kind=KINDS.index(kind), x=of(x), y=of(dy), dy=of(dy), **rows.fields(drop)))  # fmt: skip
     return dy
 
 
 def column_sums(x: Tensor) -> Tensor:
     """The sum of the rows."""
     sums = torch.empty(x.size(1))
-    of_x = shape(x)
-    library().diglot_column_sums(
-        c_void_p(of(x)), c_void_p(of(sums)), c_int64(of_x["num"]), c_int64(of_x["width"]), of_x["is_bf16"]
-    )
+    call("column_sums", ColumnSums(**shape(x), x=of(x), sums=of(sums)))
     return sums
 
 
@@ -190,7 +194,7 @@ def attend(look: Look, qkv: QKV) -> Tensor:
     """What each row reads: (N, heads * value width)."""
     out = qkv[0].new_empty(len(qkv[0]), look.num_heads * look.value_width)
     out[look.rows.num :] = 0
-    library().diglot_attend(byref(Attention(**look.fields(qkv), out=of(out))))
+    call("attend", Attention(**look.fields(qkv), out=of(out)))
     return out
 
 
@@ -199,8 +203,9 @@ def attend_backward(look: Look, d_out: Tensor, qkv: QKV, gradients: QKV) -> None
     for gradient, rows in zip(gradients, (look.rows, look.memory, look.memory), strict=True):
         gradient[rows.num :] = 0
     dq, dk, dv = gradients
-    library().diglot_attend_backward(byref(Attention(
-        **look.fields(qkv), d_out=of(d_out.contiguous()), dq=of(dq), dk=of(dk), dv=of(dv))))  # fmt: skip
+    shape(d_out)
+    call("attend_backward", Attention(
+        **look.fields(qkv), d_out=of(d_out), dq=of(dq), dk=of(dk), dv=of(dv)))  # fmt: skip
 
 
 # ------------------------------------------------------------------- embedding and loss
@@ -211,9 +216,9 @@ def embed(
 ) -> Tensor:
     """dropout(scale * table[piece] + positions[place]); a negative piece stands for the zero vector."""
     y = table.new_empty(len(pieces), table.size(1), dtype=dtype)
-    library().diglot_embed(byref(Embed(
+    call("embed", Embed(
         **shape(y), pieces=of(pieces), table=of(table), positions=of(positions), y=of(y), **rows.fields(drop),
-        scale=scale)))  # fmt: skip
+        scale=scale))  # fmt: skip
     return y
 
 
@@ -221,15 +226,15 @@ def embed_backward(
     pieces: Tensor, dy: Tensor, d_table: Tensor, d_positions: Tensor | None, scale: float, rows: Rows, drop: Drop
 ) -> None:
     """Add to the gradients of the table and, if they are learnt, of the positions."""
-    library().diglot_embed_backward(byref(Embed(
+    call("embed_backward", Embed(
         **shape(dy), pieces=of(pieces), dy=of(dy), d_table=of(d_table), d_positions=of(d_positions),
-        **rows.fields(drop), scale=scale)))  # fmt: skip
+        **rows.fields(drop), scale=scale))  # fmt: skip
 
 
 def loss(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """(N, 2): the smoothed loss and the negative log-likelihood of each row; the gradient of the first takes the place
     of the logits. A negative target counts for nothing."""
     losses = torch.empty(len(logits), 2, dtype=torch.float64)
-    library().diglot_loss(byref(Loss(
-        **shape(logits), logits=of(logits), targets=of(targets), losses=of(losses), smoothing=smoothing)))  # fmt: skip
+    call("loss", Loss(
+        **shape(logits), logits=of(logits), targets=of(targets), losses=of(losses), smoothing=smoothing))  # fmt: skip
     return losses

@@ -92,7 +92,7 @@ class Gradients:
 
     def add(self, weights: Sequence[Tensor], gradient: Tensor) -> None:
         """That of weights which were used as one, one below the other."""
-        parts = cast("tuple[Tensor, ...]", gradient.split([len(weight) for weight in weights]))
+        parts = torch.split(gradient, [len(weight) for weight in weights])
         for weight, part in zip(weights, parts, strict=True):
             self.found[weight] = part.float()
 
@@ -115,7 +115,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         back, ctx.back = ctx.back, None
-        back(d_hidden[0])
+        back(d_hidden[0].contiguous())
         return (None, None, *(ctx.gradients.found.pop(weight, None) for weight in ctx.weights))
 
 
@@ -340,5 +340,4 @@ NO_DROP = drop(0.0, 0)
 def columns_of(rows: Tensor, module: MultiHeadAttention) -> tuple[Tensor, ...]:
     """Queries, keys and values that lie side by side, or keys and values."""
     keys, values = module.w_k.out_features, module.w_v.out_features
-    parts = rows.split([keys] * ((rows.size(1) - values) // keys) + [values], dim=1)
-    return cast("tuple[Tensor, ...]", parts)
+    return torch.split(rows, [keys] * ((rows.size(1) - values) // keys) + [values], dim=1)

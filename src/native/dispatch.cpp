@@ -1,5 +1,7 @@
 // The kernels for the processor that runs this, under names that ctypes finds.
 
+#include <new>
+
 #include "kernels.h"
 
 namespace {
@@ -18,16 +20,25 @@ const diglot::Kernels& kernels = best();
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
-EXPORT void diglot_add_norm(const diglot::AddNorm* a) { kernels.add_norm(*a); }
-EXPORT void diglot_add_norm_backward(const diglot::AddNormBackward* a) { kernels.add_norm_backward(*a); }
-EXPORT void diglot_activation(const diglot::Activation* a) { kernels.activation(*a); }
-EXPORT void diglot_attend(const diglot::Attention* a) { kernels.attend(*a); }
-EXPORT void diglot_attend_backward(const diglot::Attention* a) { kernels.attend_backward(*a); }
-EXPORT void diglot_embed(const diglot::Embed* a) { kernels.embed(*a); }
-EXPORT void diglot_embed_backward(const diglot::Embed* a) { kernels.embed_backward(*a); }
-EXPORT void diglot_loss(const diglot::Loss* a) { kernels.loss(*a); }
-EXPORT void diglot_column_sums(const void* x, float* to, int64_t num, int64_t width, int is_bf16) {
-  kernels.column_sums(x, to, num, width, is_bf16);
+// 0, or 1 where memory ran out.
+template <typename Argument>
+int call(void (*kernel)(const Argument&), const Argument* argument) {
+  try {
+    kernel(*argument);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
 }
+
+#define EXPORT extern "C" __attribute__((visibility("default"))) int
+
+EXPORT diglot_add_norm(const diglot::AddNorm* a) { return call(kernels.add_norm, a); }
+EXPORT diglot_add_norm_backward(const diglot::AddNormBackward* a) { return call(kernels.add_norm_backward, a); }
+EXPORT diglot_activation(const diglot::Activation* a) { return call(kernels.activation, a); }
+EXPORT diglot_column_sums(const diglot::ColumnSums* a) { return call(kernels.column_sums, a); }
+EXPORT diglot_attend(const diglot::Attention* a) { return call(kernels.attend, a); }
+EXPORT diglot_attend_backward(const diglot::Attention* a) { return call(kernels.attend_backward, a); }
+EXPORT diglot_embed(const diglot::Embed* a) { return call(kernels.embed, a); }
+EXPORT diglot_embed_backward(const diglot::Embed* a) { return call(kernels.embed_backward, a); }
+EXPORT diglot_loss(const diglot::Loss* a) { return call(kernels.loss, a); }

@@ -10,12 +10,12 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <new>
-#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -150,19 +150,31 @@ float* scratch(int64_t size) {  // grows and stays, one a thread
   return memory.data();
 }
 
+// What a thread has no memory for ends the call, not the process.
 template <typename Work>
-void in_parallel(int64_t num, Work work) {  // work(from, to), a stretch a thread
+void on_all_threads(Work work) {  // work(thread, threads)
+  std::atomic<bool> is_full{false};
 #pragma omp parallel
-  {
-    const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-    work(num * thread / threads, num * (thread + 1) / threads, static_cast<int>(thread));
+  try {
+    work(omp_get_thread_num(), omp_get_num_threads());
+  } catch (const std::bad_alloc&) {
+    is_full = true;
   }
+  if (is_full) throw std::bad_alloc();
+}
+
+template <typename Work>
+void in_parallel(int64_t num, Work work) {  // work(from, to, thread), a stretch a thread
+  on_all_threads([&](int64_t thread, int64_t threads) {
+    work(num * thread / threads, num * (thread + 1) / threads, thread);
+  });
 }
 
 template <typename Work>
 void in_turns(int64_t num, Work work) {  // work(item): sentences come sorted by length, and so each thread gets of all
-#pragma omp parallel
-  for (int64_t item = omp_get_thread_num(); item < num; item += omp_get_num_threads()) work(item);
+  on_all_threads([&](int64_t thread, int64_t threads) {
+    for (int64_t item = thread; item < num; item += threads) work(item);
+  });
 }
 
 // ------------------------------------------------------------------- residual, dropout, norm
@@ -173,7 +185,7 @@ void add_norm(const AddNorm& a) {
   T* o = static_cast<T*>(a.o);
   T* y = static_cast<T*>(a.y);
   const int64_t D = a.width;
-  in_parallel(a.num, [&](int64_t from, int64_t to, int) {
+  in_parallel(a.num, [&](int64_t from, int64_t to, int64_t) {
     float* s = scratch(2 * D + 64);
     float* kept = s + D + W;
     for (int64_t row = from; row < to; row++) {
@@ -215,7 +227,7 @@ void add_norm_backward(const AddNormBackward& a) {
   T* d_o = static_cast<T*>(a.d_o);
   const int64_t D = a.width, threads = omp_get_max_threads();
   std::vector<float> sums(a.gain ? threads * 2 * D : 0);
-  in_parallel(a.num, [&](int64_t from, int64_t to, int thread) {
+  in_parallel(a.num, [&](int64_t from, int64_t to, int64_t thread) {
     float* g = scratch(2 * D + 64);
     float* kept = g + D + W;
     float* d_gain = sums.data() + thread * 2 * D;
@@ -291,7 +303,7 @@ void activation(const Activation& a) {
   T* to = static_cast<T*>(a.y);
   const T* dy = static_cast<const T*>(a.dy);
   const int64_t D = a.width;
-  in_parallel(a.num, [&](int64_t from, int64_t until, int) {
+  in_parallel(a.num, [&](int64_t from, int64_t until, int64_t) {
     float* kept = scratch(D + 64);
     for (int64_t row = from; row < until; row++) {
       if (a.drop.scale != 1.0f) keep(kept, D, a.keys[row], a.places[row], a.drop);
@@ -313,13 +325,12 @@ void activation_of_kind(const Activation& a) {
   activation<T, GELU>(a);
 }
 
-// The sum of each column, which is the gradient of a bias.
 template <typename T>
-void column_sums(const void* from, float* to, int64_t num, int64_t D) {
-  const T* x = static_cast<const T*>(from);
-  const int64_t threads = omp_get_max_threads();
+void column_sums(const ColumnSums& a) {
+  const T* x = static_cast<const T*>(a.x);
+  const int64_t D = a.width, threads = omp_get_max_threads();
   std::vector<float> sums(threads * D);
-  in_parallel(num, [&](int64_t first, int64_t last, int thread) {
+  in_parallel(a.num, [&](int64_t first, int64_t last, int64_t thread) {
     float* own = sums.data() + thread * D;
     for (int64_t row = first; row < last; row++) {
       int64_t d = 0;
@@ -330,7 +341,7 @@ void column_sums(const void* from, float* to, int64_t num, int64_t D) {
   for (int64_t d = 0; d < D; d++) {
     float total = 0;
     for (int64_t thread = 0; thread < threads; thread++) total += sums[thread * D + d];
-    to[d] = total;
+    a.sums[d] = total;
   }
 }
 
@@ -521,7 +532,7 @@ template <typename T>
 void embed(const Embed& a) {
   T* to = static_cast<T*>(a.y);
   const int64_t D = a.width;
-  in_parallel(a.num, [&](int64_t from, int64_t until, int) {
+  in_parallel(a.num, [&](int64_t from, int64_t until, int64_t) {
     float* kept = scratch(D + 64);
     for (int64_t row = from; row < until; row++) {
       const float* piece = a.pieces[row] < 0 ? nullptr : a.table + a.pieces[row] * D;
@@ -543,7 +554,7 @@ template <typename T>
 void embed_backward(const Embed& a) {
   const T* dy = static_cast<const T*>(a.dy);
   const int64_t D = a.width, vectors = D / W;
-  in_parallel(vectors, [&](int64_t from, int64_t until, int) {
+  in_parallel(vectors, [&](int64_t from, int64_t until, int64_t) {
     float* kept = scratch(D + 64);
     for (int64_t row = 0; row < a.num && from < until; row++) {
       if (a.drop.scale != 1.0f) keep(kept, until * W, a.keys[row], a.places[row], a.drop);
@@ -565,7 +576,7 @@ template <typename T>
 void loss(const Loss& a) {
   T* logits = static_cast<T*>(a.logits);
   const int64_t V = a.width;
-  in_parallel(a.num, [&](int64_t from, int64_t until, int) {
+  in_parallel(a.num, [&](int64_t from, int64_t until, int64_t) {
     float* e = scratch(round_up(V));
     for (int64_t row = from; row < until; row++) {
       T* x = logits + row * V;
@@ -625,14 +636,12 @@ extern const Kernels VARIANT = {
     [](const AddNorm& a) { a.is_bf16 ? add_norm<bfloat16>(a) : add_norm<float>(a); },
     [](const AddNormBackward& a) { a.is_bf16 ? add_norm_backward<bfloat16>(a) : add_norm_backward<float>(a); },
     [](const Activation& a) { a.is_bf16 ? activation_of_kind<bfloat16>(a) : activation_of_kind<float>(a); },
+    [](const ColumnSums& a) { a.is_bf16 ? column_sums<bfloat16>(a) : column_sums<float>(a); },
     [](const Attention& a) { a.is_bf16 ? attend<bfloat16>(a) : attend<float>(a); },
     [](const Attention& a) { a.is_bf16 ? attend_backward<bfloat16>(a) : attend_backward<float>(a); },
     [](const Embed& a) { a.is_bf16 ? embed<bfloat16>(a) : embed<float>(a); },
     [](const Embed& a) { a.is_bf16 ? embed_backward<bfloat16>(a) : embed_backward<float>(a); },
     [](const Loss& a) { a.is_bf16 ? loss<bfloat16>(a) : loss<float>(a); },
-    [](const void* x, float* to, int64_t num, int64_t width, bool is_bf16) {
-      is_bf16 ? column_sums<bfloat16>(x, to, num, width) : column_sums<float>(x, to, num, width);
-    },
 };
 
 }  // namespace diglot

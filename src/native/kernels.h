@@ -53,6 +53,13 @@ struct Activation {
   Drop drop;
 };
 
+// The sum of each column, which is the gradient of a bias.
+struct ColumnSums {
+  int64_t num, width, is_bf16;
+  const void* x;
+  float* sums;
+};
+
 // Of every sentence, whose rows are between its start and the next one's, and of every head.
 struct Attention {
   int64_t num, is_bf16, is_causal, num_heads, key_width, value_width, q_stride, k_stride, v_stride;
@@ -90,12 +97,12 @@ struct Kernels {
   void (*add_norm)(const AddNorm&);
   void (*add_norm_backward)(const AddNormBackward&);
   void (*activation)(const Activation&);
+  void (*column_sums)(const ColumnSums&);
   void (*attend)(const Attention&);
   void (*attend_backward)(const Attention&);
   void (*embed)(const Embed&);
   void (*embed_backward)(const Embed&);
   void (*loss)(const Loss&);
-  void (*column_sums)(const void* x, float* to, int64_t num, int64_t width, bool is_bf16);
 };
 
 extern const Kernels baseline, avx2, avx512;
