@@ -10,7 +10,7 @@ const diglot::Kernels& best() {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    return diglot::avx512;
+    return __builtin_cpu_supports("avx512bf16") ? diglot::avx512bf16 : diglot::avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return diglot::avx2;
 #endif
   return diglot::baseline;

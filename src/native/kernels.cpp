@@ -9,6 +9,10 @@
 
 #include <omp.h>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -56,9 +60,13 @@ inline Floats load(const bfloat16* from) {
 inline void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
 
 inline void store(bfloat16* to, Floats x) {  // to the nearest, ties to even; what is no number stays none
+#ifdef __AVX512BF16__
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+#else
   const Words bits = (Words)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Words chosen = (x == x) ? rounded : (bits >> 16) | 0x40;
   const Halves half = __builtin_convertvector(chosen, Halves);
+#endif
   memcpy(to, &half, sizeof half);
 }
 
@@ -434,95 +442,140 @@ void turn(float* to, const float* from, int64_t num, int64_t width) {  // num x 
     }
 }
 
-// The softmax of each row of scores, whose places beyond S, and beyond the row's own in a causal one, get nothing.
-void softmax(float* scores, int64_t L, int64_t S, bool is_causal) {
-  const int64_t Sp = round_up(S);
-  const float nothing = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < L; i++) {
-    float* row = scores + i * Sp;
-    const int64_t seen = is_causal ? i + 1 : S;
-    for (int64_t j = seen; j < Sp; j++) row[j] = nothing;
-    Floats most = load(row);
-    for (int64_t j = W; j < Sp; j += W) most = larger(load(row + j), most);
-    const float top = largest(most);
+// Scores lie on their side: a row for each place that is looked at, sixteen places that look in a vector. So nothing is
+// ever summed within a vector. `room` is their number, filled up.
+
+// The softmax over the S rows, where a causal one lets place i see the rows up to its own.
+void softmax(float* scores, int64_t S, int64_t room, bool is_causal) {
+  const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Floats nothing = all(-std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < room; i += W) {
+    float* column = scores + i;
+    const int64_t seen = is_causal ? std::min(S, i + W) : S;
+    Floats most = nothing;
+    for (int64_t j = 0; j < seen; j++) {
+      Floats x = load(column + j * room);
+      if (is_causal && j > i) {
+        x = (lanes + static_cast<int32_t>(i) >= static_cast<int32_t>(j)) ? x : nothing;
+        store(column + j * room, x);
+      }
+      most = larger(x, most);
+    }
     Floats total = all(0);
-    for (int64_t j = 0; j < Sp; j += W) {
-      const Floats e = exponential(load(row + j) - top);
-      store(row + j, e);
+    for (int64_t j = 0; j < seen; j++) {
+      const Floats e = exponential(load(column + j * room) - most);
+      store(column + j * room, e);
       total += e;
     }
-    const float inverse = 1.0f / sum(total);
-    for (int64_t j = 0; j < Sp; j += W) store(row + j, load(row + j) * inverse);
+    const Floats inverse = 1.0f / total;
+    for (int64_t j = 0; j < seen; j++) store(column + j * room, load(column + j * room) * inverse);
+    for (int64_t j = seen; j < S; j++) store(column + j * room, all(0));
   }
+}
+
+// What the dropout multiplies the weights of a head by, as they lie: S x room.
+// `to` has room for as much again.
+void keep_weights(float* to, int64_t L, int64_t S, uint64_t key, int64_t h, const Drop& drop) {
+  const int64_t width = round_up(S);
+  float* rows = to + width * round_up(L);
+  for (int64_t i = 0; i < L; i++) keep(rows + i * width, S, key, (static_cast<uint64_t>(h) << 20) + i, drop);
+  turn(to, rows, L, S);
+}
+
+// A head of a sentence.
+template <typename T>
+struct Head {
+  const Attention& a;
+  int64_t h, L, S, room, K, V, Kp, Vp, at_q, at_k;
+  float scale;
+
+  Head(const Attention& a, int64_t b, int64_t h) : a(a), h(h), K(a.key_width), V(a.value_width) {
+    at_q = a.q_starts[b];
+    at_k = a.k_starts[b];
+    L = a.q_starts[b + 1] - at_q;
+    S = a.k_starts[b + 1] - at_k;
+    room = round_up(L);
+    Kp = round_up(K);
+    Vp = round_up(V);
+    scale = 1.0f / std::sqrt(static_cast<float>(K));
+  }
+
+  const T* of_q(const void* q) const { return static_cast<const T*>(q) + at_q * a.q_stride + h * K; }
+  const T* of_k(const void* k) const { return static_cast<const T*>(k) + at_k * a.k_stride + h * K; }
+  const T* of_v(const void* v) const { return static_cast<const T*>(v) + at_k * a.v_stride + h * V; }
+  int64_t of_out() const { return (at_q * a.num_heads + h) * V; }
+
+  // The weights of each place (S x room), from queries on their side and keys.
+  void weigh(float* weights, const float* k, const float* qt) const {
+    multiply(S, room, K, k, Kp, 1, qt, room, weights, room);
+    softmax(weights, S, room, a.is_causal);
+  }
+};
+
+inline void multiply_all(float* to, const float* by, int64_t num) {
+  for (int64_t i = 0; i < num; i += W) store(to + i, load(to + i) * load(by + i));
 }
 
 template <typename T>
 void attend(const Attention& a) {
-  const int64_t H = a.num_heads, K = a.key_width, V = a.value_width, Kp = round_up(K), Vp = round_up(V);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(K));
-  in_turns(a.num * H, [&](int64_t item) {
-      const int64_t h = item / a.num, b = item % a.num;
-      const int64_t L = a.q_starts[b + 1] - a.q_starts[b], S = a.k_starts[b + 1] - a.k_starts[b], Sp = round_up(S);
-      float* q = scratch(L * Kp + S * Kp + Kp * Sp + S * Vp + L * Sp + L * Vp + Sp + 64);
-      float *k = q + L * Kp, *kt = k + S * Kp, *v = kt + Kp * Sp, *p = v + S * Vp, *out = p + L * Sp, *kept = out + L * Vp;
-      fetch(q, static_cast<const T*>(a.q) + a.q_starts[b] * a.q_stride + h * K, a.q_stride, L, K, scale);
-      fetch(k, static_cast<const T*>(a.k) + a.k_starts[b] * a.k_stride + h * K, a.k_stride, S, K);
-      fetch(v, static_cast<const T*>(a.v) + a.k_starts[b] * a.v_stride + h * V, a.v_stride, S, V);
-      turn(kt, k, S, K);
-      multiply(L, Sp, K, q, Kp, 1, kt, Sp, p, Sp);
-      softmax(p, L, S, a.is_causal);
-      if (a.drop.scale != 1.0f)
-        for (int64_t i = 0; i < L; i++) {
-          keep(kept, Sp, a.keys[b], (static_cast<uint64_t>(h) << 20) + i, a.drop);
-          for (int64_t j = 0; j < Sp; j += W) store(p + i * Sp + j, load(p + i * Sp + j) * load(kept + j));
-        }
-      multiply(L, Vp, S, p, Sp, 1, v, Vp, out, Vp);
-      put(static_cast<T*>(a.out) + a.q_starts[b] * H * V + h * V, H * V, out, L, V);
+  const bool drops = a.drop.scale != 1.0f;
+  in_turns(a.num * a.num_heads, [&](int64_t item) {
+    const int64_t b = item % a.num, h = item / a.num;
+    const Head<T> head(a, b, h);
+    const int64_t L = head.L, S = head.S, room = head.room, K = head.K, V = head.V, Kp = head.Kp, Vp = head.Vp;
+    float* q = scratch(room * (2 * Kp + Vp + S) + S * (Kp + Vp) + (drops ? 2 * room * round_up(S) + 64 : 0));
+    float *qt = q + room * Kp, *out = qt + room * Kp, *weights = out + room * Vp, *k = weights + S * room,
+          *v = k + S * Kp, *kept = v + S * Vp;
+    fetch(q, head.of_q(a.q), a.q_stride, L, K, head.scale);
+    fetch(k, head.of_k(a.k), a.k_stride, S, K);
+    fetch(v, head.of_v(a.v), a.v_stride, S, V);
+    turn(qt, q, L, K);
+    head.weigh(weights, k, qt);
+    if (drops) {
+      keep_weights(kept, L, S, a.keys[b], h, a.drop);
+      multiply_all(weights, kept, S * room);
+    }
+    multiply(L, Vp, S, weights, 1, room, v, Vp, out, Vp);
+    put(static_cast<T*>(a.out) + head.of_out(), a.num_heads * V, out, L, V);
   });
 }
 
 template <typename T>
 void attend_backward(const Attention& a) {
-  const int64_t H = a.num_heads, K = a.key_width, V = a.value_width, Kp = round_up(K), Vp = round_up(V);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(K));
-  in_turns(a.num * H, [&](int64_t item) {
-      const int64_t h = item / a.num, b = item % a.num;
-      const int64_t L = a.q_starts[b + 1] - a.q_starts[b], S = a.k_starts[b + 1] - a.k_starts[b], Sp = round_up(S);
-      const int64_t at_q = a.q_starts[b], at_k = a.k_starts[b];
-      const int64_t wide = std::max(Kp, Vp);
-      float* q = scratch(2 * L * Kp + 2 * S * Kp + 2 * S * Vp + wide * Sp + L * Vp + 2 * L * Sp + 2 * Sp + 128);
-      float *dq = q + L * Kp, *k = dq + L * Kp, *dk = k + S * Kp, *v = dk + S * Kp, *dv = v + S * Vp, *t = dv + S * Vp,
-            *d_out = t + wide * Sp, *p = d_out + L * Vp, *dp = p + L * Sp, *kept = dp + L * Sp;
-      fetch(q, static_cast<const T*>(a.q) + at_q * a.q_stride + h * K, a.q_stride, L, K, scale);
-      fetch(k, static_cast<const T*>(a.k) + at_k * a.k_stride + h * K, a.k_stride, S, K);
-      fetch(v, static_cast<const T*>(a.v) + at_k * a.v_stride + h * V, a.v_stride, S, V);
-      fetch(d_out, static_cast<const T*>(a.d_out) + at_q * H * V + h * V, H * V, L, V);
-      turn(t, k, S, K);
-      multiply(L, Sp, K, q, Kp, 1, t, Sp, p, Sp);
-      softmax(p, L, S, a.is_causal);
-      turn(t, v, S, V);
-      multiply(L, Sp, V, d_out, Vp, 1, t, Sp, dp, Sp);
-      for (int64_t i = 0; i < L; i++) {  // of the weights as they were used, then of the scores
-        float *weights = p + i * Sp, *slopes = dp + i * Sp;
-        if (a.drop.scale != 1.0f) keep(kept, Sp, a.keys[b], (static_cast<uint64_t>(h) << 20) + i, a.drop);
-        Floats products = all(0);
-        for (int64_t j = 0; j < Sp; j += W) {
-          if (a.drop.scale != 1.0f) store(slopes + j, load(slopes + j) * load(kept + j));
-          products += load(slopes + j) * load(weights + j);
-        }
-        const float mean = sum(products);
-        for (int64_t j = 0; j < Sp; j += W) {
-          const Floats w = load(weights + j);
-          store(slopes + j, w * (load(slopes + j) - mean));
-          if (a.drop.scale != 1.0f) store(weights + j, w * load(kept + j));
-        }
-      }
-      multiply(S, Vp, L, p, 1, Sp, d_out, Vp, dv, Vp);
-      multiply(L, Kp, S, dp, Sp, 1, k, Kp, dq, Kp);
-      multiply(S, Kp, L, dp, 1, Sp, q, Kp, dk, Kp);  // q is scaled already
-      put(static_cast<T*>(a.dq) + at_q * a.q_stride + h * K, a.q_stride, dq, L, K, scale);
-      put(static_cast<T*>(a.dk) + at_k * a.k_stride + h * K, a.k_stride, dk, S, K);
-      put(static_cast<T*>(a.dv) + at_k * a.v_stride + h * V, a.v_stride, dv, S, V);
+  const bool drops = a.drop.scale != 1.0f;
+  in_turns(a.num * a.num_heads, [&](int64_t item) {
+    const int64_t b = item % a.num, h = item / a.num;
+    const Head<T> head(a, b, h);
+    const int64_t L = head.L, S = head.S, room = head.room, K = head.K, V = head.V, Kp = head.Kp, Vp = head.Vp;
+    float* q = scratch(room * (3 * Kp + 2 * Vp + 2 * S) + S * 2 * (Kp + Vp) + (drops ? 2 * room * round_up(S) + 64 : 0));
+    float *qt = q + room * Kp, *dq = qt + room * Kp, *d_out = dq + room * Kp, *dt = d_out + room * Vp,
+          *weights = dt + room * Vp, *slopes = weights + S * room, *k = slopes + S * room, *dk = k + S * Kp,
+          *v = dk + S * Kp, *dv = v + S * Vp, *kept = dv + S * Vp;
+    fetch(q, head.of_q(a.q), a.q_stride, L, K, head.scale);
+    fetch(k, head.of_k(a.k), a.k_stride, S, K);
+    fetch(v, head.of_v(a.v), a.v_stride, S, V);
+    fetch(d_out, static_cast<const T*>(a.d_out) + head.of_out(), a.num_heads * V, L, V);
+    turn(qt, q, L, K);
+    turn(dt, d_out, L, V);
+    head.weigh(weights, k, qt);
+    multiply(S, room, V, v, Vp, 1, dt, room, slopes, room);  // of the weights as they were used
+    if (drops) {
+      keep_weights(kept, L, S, a.keys[b], h, a.drop);
+      multiply_all(slopes, kept, S * room);
+    }
+    for (int64_t i = 0; i < room; i += W) {  // of the scores
+      Floats mean = all(0);
+      for (int64_t at = i; at < S * room; at += room) mean += load(slopes + at) * load(weights + at);
+      for (int64_t at = i; at < S * room; at += room)
+        store(slopes + at, load(weights + at) * (load(slopes + at) - mean));
+    }
+    if (drops) multiply_all(weights, kept, S * room);
+    multiply(S, Vp, L, weights, room, 1, d_out, Vp, dv, Vp);
+    multiply(L, Kp, S, slopes, 1, room, k, Kp, dq, Kp);
+    multiply(S, Kp, L, slopes, room, 1, q, Kp, dk, Kp);  // q is scaled already
+    put(const_cast<T*>(head.of_q(a.dq)), a.q_stride, dq, L, K, head.scale);
+    put(const_cast<T*>(head.of_k(a.dk)), a.k_stride, dk, S, K);
+    put(const_cast<T*>(head.of_v(a.dv)), a.v_stride, dv, S, V);
   });
 }
 

@@ -105,6 +105,6 @@ struct Kernels {
   void (*loss)(const Loss&);
 };
 
-extern const Kernels baseline, avx2, avx512;
+extern const Kernels baseline, avx2, avx512, avx512bf16;
 
 }  // namespace diglot
