@@ -55,10 +55,7 @@ class MicroBatch:
     def through(self, network: nn.Module, device: str, bf16: bool) -> tuple[Tensor, Tensor]:
         """The network's hidden states, row by row, and the piece that each has to predict."""
         if isinstance(getattr(network, "module", network), PackedTransformer):
-            pairs = zip(self.src, self.src_lengths, self.tgt, self.tgt_lengths, self.keys, strict=True)
-            own = [(src[:S], tgt[:T], key) for src, S, tgt, T, key in pairs if T]
-            src, tgt, keys = zip(*own, strict=True)
-            batch = pack(src, tgt, np.array(keys))
+            batch = pack(self.src, self.src_lengths, self.tgt, self.tgt_lengths, self.keys)
             return network(batch), batch.tgt
         src, src_mask, tgt, tgt_mask, keys = self.tensors(device)
         with torch.autocast(device, torch.bfloat16, enabled=bf16):

@@ -8,7 +8,7 @@ in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -36,6 +36,7 @@ from diglot.model import (
 
 ROWS = 256  # of which the number of rows is a multiple, so that few shapes recur
 
+Ids = NDArray[np.int64]
 Backward = Callable[[Tensor], Tensor]  # from the gradient of an output to that of the input
 Step = tuple[Tensor, Backward]
 # the same within a residual connection: the gradient of the input is added to what comes by the other way, if it does
@@ -54,29 +55,25 @@ class Packed:
     tgt_rows: Rows
 
 
-def pack(src: Iterable[NDArray[np.int64]], tgt: Iterable[NDArray[np.int64]], keys: NDArray[np.int64]) -> Packed:
-    """Sentences of pieces, one below the other."""
-    src_ids, src_rows, _ = pack_side(list(src), keys)
-    tgt_ids, tgt_rows, starts = pack_side(list(tgt), keys)
-    inputs = np.roll(tgt_ids, 1)
-    inputs[starts[:-1]] = -1
-    return Packed(torch.from_numpy(src_ids), src_rows, torch.from_numpy(inputs), torch.from_numpy(tgt_ids), tgt_rows)
+def pack(src: Ids, src_lengths: Ids, tgt: Ids, tgt_lengths: Ids, keys: Ids) -> Packed:
+    """From sentences filled up to one length, (B, S) and (B, T)."""
+    own = tgt_lengths > 0  # the others only fill up a micro-batch
+    src_ids, src_rows = pack_side(src[own], src_lengths[own], keys[own])
+    tgt_ids, tgt_rows = pack_side(tgt[own], tgt_lengths[own], keys[own])
+    inputs = tgt_ids.roll(1)
+    inputs[tgt_rows.starts[:-1]] = -1
+    return Packed(src_ids, src_rows, inputs, tgt_ids, tgt_rows)
 
 
-def pack_side(
-    sentences: list[NDArray[np.int64]], keys: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], Rows, NDArray[np.int64]]:
-    """The pieces of a side, where they belong, and where each sentence begins."""
-    lengths = np.array([len(sentence) for sentence in sentences])
+def pack_side(padded: Ids, lengths: Ids, keys: Ids) -> tuple[Tensor, Rows]:
+    """The pieces of a side, and where they belong."""
+    inside = cast("NDArray[np.bool_]", np.arange(padded.shape[1]) < lengths[:, None])
+    samples, places = np.nonzero(inside)
+    more = -len(places) % ROWS
     starts = np.concatenate(([0], np.cumsum(lengths)))
-    num = int(starts[-1])
-    size = -(-num // ROWS) * ROWS
-    ids, row_keys, places = np.full(size, -1), np.zeros(size, np.int64), np.zeros(size, np.int64)
-    ids[:num] = np.concatenate(sentences)
-    row_keys[:num] = np.repeat(keys, lengths)
-    places[:num] = np.arange(num) - np.repeat(starts[:-1], lengths)
-    rows = Rows(*(torch.from_numpy(array) for array in (starts, keys, row_keys, places)), num=num)
-    return ids, rows, starts
+    ids = np.pad(padded[inside], (0, more), constant_values=-1)
+    rows = starts, keys, np.pad(keys[samples], (0, more)), np.pad(places, (0, more))
+    return torch.from_numpy(ids), Rows(*(torch.from_numpy(array) for array in rows), num=len(places))
 
 
 def can_run(config: ModelConfig) -> bool:
