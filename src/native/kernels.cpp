@@ -20,6 +20,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -85,27 +86,37 @@ inline void store_some(T* to, Floats x, int n) {
   memcpy(to, buffer, n * sizeof(T));
 }
 
-inline Floats rotated(Floats x, int by) {
-  Ints places;
-  for (int i = 0; i < W; i++) places[i] = (i + by) % W;
-  return __builtin_shuffle(x, places);
+// A vector of elements of a and b, which are numbered one after the other; `from` tells which comes to a place.
+template <typename From, int... places>
+inline Floats chosen(Floats a, Floats b, std::integer_sequence<int, places...>) {
+  return __builtin_shufflevector(a, b, From::place(places)...);
+}
+
+template <int by>
+struct Rotated {
+  static constexpr int place(int i) { return (i + by) % W; }
+};
+
+template <int by>
+inline Floats rotated(Floats x) {
+  return chosen<Rotated<by>>(x, x, std::make_integer_sequence<int, W>());
 }
 
 inline float sum(Floats x) {  // by halves: a chain of 16 additions takes four times as long
-  x += rotated(x, 8);
-  x += rotated(x, 4);
-  x += rotated(x, 2);
-  x += rotated(x, 1);
+  x += rotated<8>(x);
+  x += rotated<4>(x);
+  x += rotated<2>(x);
+  x += rotated<1>(x);
   return x[0];
 }
 
 inline Floats larger(Floats x, Floats y) { return (x > y) ? x : y; }
 
 inline float largest(Floats x) {
-  x = larger(x, rotated(x, 8));
-  x = larger(x, rotated(x, 4));
-  x = larger(x, rotated(x, 2));
-  x = larger(x, rotated(x, 1));
+  x = larger(x, rotated<8>(x));
+  x = larger(x, rotated<4>(x));
+  x = larger(x, rotated<2>(x));
+  x = larger(x, rotated<1>(x));
   return x[0];
 }
 
@@ -412,19 +423,25 @@ void put(T* to, int64_t stride, const float* from, int64_t num, int64_t width, f
   }
 }
 
-// Pairs of vectors whose elements are swapped in blocks of 1, 2, 4, then 8: a square of 16 x 16 on its side.
+// Of two vectors, the blocks of `size` elements that come to the first (0) or the second (1) when every other block of
+// the one changes places with its neighbour in the other.
+template <int size, int which>
+struct Swapped {
+  static constexpr int place(int i) {
+    if (which == 0) return i & size ? W + i - size : i;
+    return i & size ? W + i : i + size;
+  }
+};
+
+// With blocks of 1, 2, 4, then 8, that lays a square of 16 x 16 on its side.
 template <int size>
 inline void swap_blocks(Floats* square) {
+  const auto all_places = std::make_integer_sequence<int, W>();
   for (int i = 0; i < W; i++) {
     if (i & size) continue;
     const Floats a = square[i], b = square[i + size];
-    Ints low, high;
-    for (int j = 0; j < W; j++) {
-      low[j] = j & size ? W + j - size : j;
-      high[j] = j & size ? W + j : j + size;
-    }
-    square[i] = __builtin_shuffle(a, b, low);
-    square[i + size] = __builtin_shuffle(a, b, high);
+    square[i] = chosen<Swapped<size, 0>>(a, b, all_places);
+    square[i + size] = chosen<Swapped<size, 1>>(a, b, all_places);
   }
 }
 
