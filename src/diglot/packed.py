@@ -122,11 +122,12 @@ class PackedTransformer(nn.Module):
     def __init__(self, model: Transformer, dtype: torch.dtype):
         super().__init__()
         self.model, self.dtype = model, dtype
+        self.weights = list(model.parameters())
         self.numbers = {dropout: number for number, dropout in enumerate(model.dropouts)}
 
     def forward(self, batch: Packed) -> Tensor:
         """Hidden states (M, D): the one of a row predicts batch.tgt of that row."""
-        return cast(Tensor, _Pass.apply(self, batch, *self.model.parameters()))
+        return cast(Tensor, _Pass.apply(self, batch, *self.weights))
 
     def run(self, batch: Packed, grads: Gradients) -> Step:
         """Forward, and the way back, on which the gradients of the weights are found."""
