@@ -1,6 +1,6 @@
 """What a target piece costs, and what the machine could do.
 
-    python benchmarks/flops.py      the peak of matrix products through torch, as JSON
+python benchmarks/flops.py      the peak of matrix products through torch, as JSON
 """
 
 from __future__ import annotations

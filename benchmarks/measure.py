@@ -14,7 +14,10 @@ from benchmarks.peers import OUTPUT, Step
 
 LOOK_EVERY = 0.1  # seconds between looks at the log: a line is late by no more
 WEIGH_EVERY = 1.0  # between looks at the memory, which the kernel takes milliseconds to add up
-WARM_UPDATES, WARM_SECONDS = 3, 15.0  # what comes before is start-up, compiling, filling caches: of nobody it is counted
+WARM_UPDATES, WARM_SECONDS = (
+    3,
+    15.0,
+)  # what comes before is start-up, compiling, filling caches: of nobody it is counted
 
 
 @dataclass
@@ -55,14 +58,13 @@ class Seen:
         (_, first, begin), (_, last, end) = self.warm[0], self.warm[-1]
         return (end - begin) / max(1, last - first)
 
-    def peak_memory(self, epoch: float = float("inf"), first: int = 0) -> int:
-        """The most bytes seen from the end of `first` epochs on, an epoch having so many target pieces."""
-        begin = 0.0 if first == 0 else next((t for t, _, pieces in self.updates if pieces >= first * epoch), float("inf"))
-        return max((size for when, size in self.memory if when >= begin), default=0)
-
 
 def run(
-    command: list[str], folder: Path, log: str, read: Callable[[str], Step | float | None], is_over: Callable[[Seen], bool]
+    command: list[str],
+    folder: Path,
+    log: str,
+    read: Callable[[str], Step | float | None],
+    is_over: Callable[[Seen], bool],
 ) -> Seen:
     """Start a command in a folder and watch until it ends or is over; then end it and all that it started."""
     seen, output = Seen(), folder / OUTPUT
@@ -91,9 +93,7 @@ def run(
     return seen
 
 
-def look(
-    log: Path, position: int, now: float, seen: Seen, read: Callable[[str], Step | float | None]
-) -> int:
+def look(log: Path, position: int, now: float, seen: Seen, read: Callable[[str], Step | float | None]) -> int:
     """Read the whole lines of a log from a position on; the next position is returned."""
     if not log.exists():
         return position

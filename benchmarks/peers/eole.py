@@ -47,7 +47,10 @@ def write_config(job: Job, name: str, more: dict[str, object]) -> str:
     text = {part: {"path_src": str(folder / f"{part}.pieces.{SRC}"), "path_tgt": str(folder / f"{part}.pieces.{TGT}")}
             for part in ("train", "valid")}  # fmt: skip
     config = {
-        "data": {"corpus": text["train"] | {"transforms": [], "weight": 1}, "valid": text["valid"] | {"transforms": []}},
+        "data": {
+            "corpus": text["train"] | {"transforms": [], "weight": 1},
+            "valid": text["valid"] | {"transforms": []},
+        },
         "src_vocab": str(folder / "eole.txt"),
         "tgt_vocab": str(folder / "eole.txt"),
         "share_vocab": True,
