@@ -1,4 +1,4 @@
-"""How many target pieces a second are read, encoded and cut into batches ahead of the step, with nobody training beside.
+"""How many target pieces a second are read, encoded and cut into batches ahead of the step; nobody trains beside.
 
 python -m benchmarks.loader CORPUS SECONDS      as JSON, by the number of worker processes
 """

@@ -3,7 +3,7 @@
 It needs torch and numpy alone, and runs in an environment of its own: diglot's code of the day changes nothing here.
 `--network plain` is the Transformer below, `--network marian` the MarianMT of transformers.
 
-    python loop.py CORPUS --layers 4 --d-model 128 --d-ff 256 --heads 4 --norm pre --warmup 1000 --scale 1.5 --updates 100
+    python loop.py CORPUS --layers 4 --d-model 128 --d-ff 256 --heads 4 --norm pre --warmup 1000 --scale 1.5 --updates 9
 """
 
 from __future__ import annotations

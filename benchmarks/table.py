@@ -18,9 +18,10 @@ def as_table(result: dict[str, Any]) -> str:
     systems: dict[str, Any] = result["systems"]
     peak = result["peak"]
     lines = [
-        f"`{result['network']}` on {result['corpus']}, {result['machine']}, {result['date']}, commit {result['commit']}, "
-        f"load {result['load']:.1f} before. Peak of matrix products: bf16 {peak['bfloat16'] / 1e9:,.0f}, "
-        f"fp32 {peak['float32'] / 1e9:,.0f} GFLOP/s; {result['flops_per_piece'] / 1e6:.1f} MFLOP a target piece.",
+        f"`{result['network']}` on {result['corpus']}, {result['machine']}, {result['date']}, "
+        f"commit {result['commit']}, load {result['load']:.1f} before.",
+        f"Peak of matrix products: bf16 {peak['bfloat16'] / 1e9:,.0f}, fp32 {peak['float32'] / 1e9:,.0f} GFLOP/s; "
+        f"{result['flops_per_piece'] / 1e6:.1f} MFLOP a target piece.",
         "",
         row(HEAD),
         row(["---"] * len(HEAD)),
@@ -28,25 +29,16 @@ def as_table(result: dict[str, Any]) -> str:
     for name, seen in sorted(systems.items(), key=lambda item: -item[1].get("median", 0)):
         if "median" not in seen:
             continue
-        speed, long = seen["median"], seen.get("long", {})
-        lines.append(
-            row(
-                [
-                    " ".join([name, *(f"({one})" for one in seen["versions"][-1:] if name != "plain")]),
-                    f"{seen['setting']}; {seen['note']}",
-                    f"{speed:,.0f}",
-                    f"{min(seen['speeds']):,.0f}, {max(seen['speeds']):,.0f}",
-                    *(ratio(speed, systems.get(other, {}).get("median")) for other in ("joeynmt", "marian")),
-                    f"{speed * result['flops_per_piece'] / peak['bfloat16']:.1%}",
-                    *(
-                        megabytes(size)
-                        for size in (seen["memory"], long.get("first_epoch_memory"), long.get("later_memory"))
-                    ),
-                    f"{seen['pieces_per_update']:,.0f}",
-                    f"{long['nll']:.3f} ({long['updates']:,} updates)" if long else "",
-                ]  # fmt: skip
-            )
-        )
+        speed, long, setting = seen["median"], seen.get("long", {}), f"{seen['setting']}; {seen['note']}"
+        extremes = f"{min(seen['speeds']):,.0f}, {max(seen['speeds']):,.0f}"
+        share = result["flops_per_piece"] / peak["bfloat16"]
+        others = [ratio(speed, systems.get(other, {}).get("median")) for other in ("joeynmt", "marian")]
+        sizes = seen["memory"], long.get("first_epoch_memory"), long.get("later_memory")
+        loss = f"{long['nll']:.3f} ({long['updates']:,} updates)" if long else ""
+        cells = [name, setting, f"{speed:,.0f}", extremes, *others, f"{speed * share:.1%}", *map(megabytes, sizes)]
+        lines.append(row([*cells, f"{seen['pieces_per_update']:,.0f}", loss]))
+    versions = sorted({version for seen in systems.values() for version in seen["versions"]})
+    lines += ["", f"With {', '.join(versions)}."] if versions else []
     if "loader" in result and "median" in systems["diglot"]:
         step = systems["diglot"]["median"]
         said = (f"{speed:,.0f} with {n} ({speed / step:.0f} times the step)" for n, speed in result["loader"].items())

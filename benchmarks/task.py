@@ -51,7 +51,7 @@ NETWORKS = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """A folder with the text, its pieces and their ids, and what is counted of them. The end of a sentence is a piece."""
+    """A folder with the text, its pieces and their ids, and what is counted of them; the end of a sentence is one."""
 
     folder: Path
     name: str

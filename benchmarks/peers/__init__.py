@@ -7,7 +7,7 @@ Each has:
     NOTE            where it differs from the task, and why that could not be helped
     prepare(job)    what it reads, made once and kept (none needed: left out)
     command(job)    the command that trains
-    score(job)      a command that prints the loss on the validation text afterwards, where training cannot (else left out)
+    score(job)      a command that prints the loss on the validation text afterwards; left out where training does
     read(line)      what a line of the log says: a Step, the loss on the validation text as a float, or None
 """
 

@@ -75,7 +75,7 @@ def command(job: Job) -> list[str]:
 
 
 def read(line: str) -> Step | float | None:
-    """`Up. 50 : Sen. 6,400 : Cost 8.9 * 4,012 @ 2,048 after 201,324`: labels of this line, of the last batch, of all."""
+    """`Up. 50 : Sen. 6,400 : Cost 8.9 * 4,012 @ 4,012 after 201,324`: labels since the last line, of a batch, all."""
     if found := LINE.search(line):
         return Step(int(found[1]), float(found[2].replace(",", "")))
     found = VALID.search(line)

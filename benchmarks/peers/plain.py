@@ -1,4 +1,4 @@
-"""The frozen loop of `benchmarks/loop.py` with its own network: in fp32 as PyTorch comes, and with what made it faster."""
+"""The frozen loop of `benchmarks/loop.py` with its own network, and with what is known to make it faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MarianMT of transformers in the frozen loop of `benchmarks/loop.py`: transformers itself brings no loop for it."""
+"""The MarianMT of transformers in the frozen loop of `benchmarks/loop.py`: transformers brings no loop for it."""
 
 from __future__ import annotations
 
