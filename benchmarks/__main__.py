@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.flops import flops_per_target_piece
 from benchmarks.measure import Seen, run
-from benchmarks.peers import Job
+from benchmarks.peers import OUTPUT, Job
 from benchmarks.table import as_table, write_into_docs
 from benchmarks.task import NETWORKS, UPDATE_PIECES, Corpus, prepare
 
@@ -142,7 +142,10 @@ def choose_setting(peer: ModuleType, job: Job, seconds: float, row: dict[str, An
 def train(peer: ModuleType, job: Job, seconds: float) -> Seen:
     """Until so many seconds after the warm-up have been seen."""
     empty(job.folder)
-    return run(peer.command(job), job.folder, peer.LOG, peer.read, lambda seen: seen.seconds >= seconds)
+    seen = run(peer.command(job), job.folder, peer.LOG, peer.read, lambda seen: seen.seconds > seconds)
+    if not seen.seconds:
+        raise SystemExit(f"it ended before its speed was seen: {job.folder / OUTPUT}")
+    return seen
 
 
 def train_long(peer: ModuleType, job: Job, epochs: float) -> dict[str, Any]:
