@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE / ".work", help="environments, prepared text, results")
     parser.add_argument("--table", type=Path, nargs="+", help="only put these results (JSON) into docs/speed.md")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is running is ended too
     if args.table:
         write_into_docs([json.loads(path.read_text(encoding="utf-8")) for path in args.table])
         return

@@ -95,6 +95,6 @@ def test_diglot_is_measured_and_put_into_the_docs(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_the_step_is_measured_without_a_gpu_too():
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--preset", "tiny", "--seconds", "1"]
-    command += ["--update-pieces", "512", "--micro-batch", "512"]
+    command += ["--update-pieces", "128", "--micro-batch", "256"]
     *_, last = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert json.loads(last)["pieces_per_second"] > 0
