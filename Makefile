@@ -5,7 +5,7 @@ BIN := .venv/bin
 # threads that wait soon give their core to whoever works beside them
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: demo test test-slow torture check clean
+.PHONY: demo test test-slow torture bench check clean
 
 demo: .venv/installed          ## see it all work: about three minutes
 	$(BIN)/diglot demo
@@ -18,6 +18,9 @@ test-slow: .venv/installed     ## the tests that train for longer
 
 torture: .venv/installed       ## kill it, fill its disk, flip its bits; the table goes into docs/torture.md
 	$(BIN)/python -m pytest -m slow --full tests/torture
+
+bench: .venv/installed         ## how fast the peers train, and diglot; ARGS="--network base --data DIRECTORY"
+	$(BIN)/python -m benchmarks $(ARGS)
 
 check: .venv/installed         ## formatting, lint, types
 	$(BIN)/ruff format --check .
