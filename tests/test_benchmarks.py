@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import table
 from benchmarks.flops import flops_per_target_piece
-from benchmarks.loop import Plain, loss_of
+from benchmarks.loop import Plain, cut, loss_of
 from benchmarks.measure import Seen
 from benchmarks.peers import Step
+from benchmarks.task import NETWORKS
+from diglot import kernels
+from diglot.batching import pad
+from diglot.config import ModelConfig
+from diglot.loader import MicroBatch
+from diglot.loss import smoothed_loss
+from diglot.model import Transformer
+from diglot.packed import PackedTransformer
+from diglot.schedule import make_optimizer
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,6 +68,46 @@ def test_the_warm_up_is_left_out_of_the_speed():
         assert seen.warm[0][0] == 55
         assert seen.speed == pytest.approx(10)
         assert seen.pieces_per_update == pytest.approx(5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not kernels.are_there(), reason="diglot was installed without a compiler")
+def test_a_step_stays_well_ahead_of_the_frozen_loop():
+    """The guard against growing slow: the same pairs through both, in turns, so that a busy machine slows both down."""
+    size, num_pieces = NETWORKS["tiny"], 8000
+    sizes = {"d_model": size.d_model, "d_ff": size.d_ff}
+    rng = np.random.default_rng(1)
+    pairs = [tuple(rng.integers(2, num_pieces, rng.integers(6, 30)) for _ in "st") for _ in range(220)]
+    torch.manual_seed(1)
+    plain = Plain(num_pieces, size.layers, **sizes, heads=size.heads, norm=size.norm, is_fused=False)
+    config = ModelConfig(**sizes, num_heads=size.heads, num_encoder_layers=size.layers,
+                         num_decoder_layers=size.layers, norm=size.norm, dropout=0.1)  # fmt: skip
+    model = Transformer(config, num_pieces, num_pieces).train()
+    network, batch = PackedTransformer(model, torch.bfloat16), cut(pairs, 10_000)[0]
+    src, tgt = (pad([pair[side].tolist() for pair in batch], 0) for side in (0, 1))
+    micro = MicroBatch(*src, *tgt, np.arange(len(batch)))
+    optimizers = make_optimizer(plain), make_optimizer(model)
+
+    def of_plain() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(plain, batch, 0.1)
+        loss.backward()
+
+    def of_diglot() -> None:
+        hidden, wanted = micro.through(network, "cpu", True)
+        smoothed_loss(hidden, model.output.weight, None, wanted, 0.1)[0].backward()
+
+    ratios: list[float] = []
+    for _ in range(12):
+        seconds: list[float] = []
+        for step, optimizer in zip((of_plain, of_diglot), optimizers, strict=True):
+            begun = time.perf_counter()
+            step()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(time.perf_counter() - begun)
+        ratios.append(seconds[0] / seconds[1])
+    assert statistics.median(ratios[2:]) > 1.6, ratios
 
 
 @pytest.mark.slow
