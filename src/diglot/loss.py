@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diglot import kernels
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 32 << 20
 
 
 def smoothed_loss(
