@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,8 @@ from diglot import kernels
 from diglot.config import ModelConfig
 from diglot.loader import MicroBatch
 from diglot.loss import losses_and_gradient, smoothed_loss
-from diglot.model import Transformer
-from diglot.packed import PackedTransformer
+from diglot.model import ACTIVATIONS, Transformer
+from diglot.packed import NO_DROP, PackedTransformer
 
 pytestmark = pytest.mark.skipif(not kernels.are_there(), reason="diglot was installed without a compiler")
 
@@ -80,6 +83,43 @@ def test_it_computes_what_the_network_computes(options: dict[str, Any]):
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6 * largest, msg=name)
 
 
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"norm": "pre", "attention_dropout": 0.2, "activation": "swish"}], ids=str)
+def test_so_do_the_kernels_for_other_processors(options: dict[str, Any], level: int):
+    if not kernels.library().diglot_use(level):
+        pytest.skip("this processor has not got these instructions")
+    try:
+        test_it_computes_what_the_network_computes(options)
+        test_in_bf16_it_is_the_same_to_its_precision()
+    finally:
+        kernels.library().diglot_use(-1)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 7])
+def test_so_do_other_numbers_of_threads(num_threads: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        test_it_computes_what_the_network_computes({})
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("activation", ["relu", "swish", "gelu"])
+def test_numbers_of_any_size_are_activated_as_pytorch_does(activation: str):
+    x = torch.tensor([-1e30, -1000, -150, -100, -89, -20, -1, -0.0, 0, 1e-30, 1, 20, 89, 1000, 1e30, math.nan])
+    x = x[None].requires_grad_()
+    wanted = ACTIVATIONS[activation](x)
+    wanted.sum().backward()
+    none = torch.zeros(1, dtype=torch.int64)
+    rows = kernels.Rows(none, none, none, none, 1)
+    found = kernels.activation(activation, x.detach(), rows, NO_DROP)
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-30, equal_nan=True)
+    slope = kernels.activation_backward(activation, x.detach(), torch.ones_like(x), rows, NO_DROP)
+    assert x.grad is not None
+    torch.testing.assert_close(slope, x.grad, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_in_bf16_it_is_the_same_to_its_precision():
     model, micro = some_network(), some_pairs()
     hidden, gradients = pass_of(model, model, micro)
@@ -125,6 +165,41 @@ def test_the_kernel_of_the_loss_agrees_with_log_softmax(
     plain_sums, plain_gradient = losses_and_gradient(logits.clone(), target, smoothing)
     torch.testing.assert_close(sums, plain_sums, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(gradient, plain_gradient, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [60.0, 1e5, 1e30])
+def test_large_logits_lose_no_more_than_log_softmax_does(scale: float):
+    logits = torch.randn(40, 37, generator=torch.Generator().manual_seed(3)) + scale * torch.eye(40, 37)
+    target = torch.arange(40) % 37
+    exact = torch.nn.functional.cross_entropy(logits.double(), target, reduction="sum")
+    sums, _ = losses_and_gradient(logits.clone(), target, 0.0)
+    torch.testing.assert_close(sums[1], exact, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_is_not_hidden():
+    logits = torch.zeros(1, 40)
+    logits[0, 20] = math.nan
+    sums, gradient = losses_and_gradient(logits, torch.tensor([3]), 0.1)
+    assert sums.isnan().all()
+    assert gradient.isnan().any()
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", None], ids=str)
+def test_a_library_that_is_not_ours_is_not_used(content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "_kernels.so"
+    origin = kernels.library()._name if content is None else str(path)
+    if content is None:
+        monkeypatch.setattr(kernels, "STRUCTURES", kernels.STRUCTURES[::-1])
+    else:
+        path.write_bytes(content)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: SimpleNamespace(origin=origin))
+    kernels.library.cache_clear()
+    try:
+        assert not kernels.are_there()
+        assert kernels.why_not().endswith("install diglot again")
+    finally:
+        monkeypatch.undo()
+        kernels.library.cache_clear()
 
 
 def test_the_same_again_is_the_same_to_the_last_bit():

@@ -176,7 +176,7 @@ class TrainConfig:
     tensorboard: bool = option(False, "curves for TensorBoard too (pip install 'diglot[track]')")
     precision: str = option(
         "auto",
-        "of the matrix products; auto: bf16 where the processor has it",
+        "of the matrix products; auto: bf16 where that is faster, as measured at the start",
         choices=("auto", "fp32", "bf16"),
     )
     strategy: str = option(

@@ -1,14 +1,14 @@
 """The native kernels of a training step on a CPU, called with tensors: src/native/kernels.h says what each does.
 
-They are compiled when the package is installed. Where there was no compiler `are_there` says so, and training goes
-through `model.py` alone, which computes the same, more slowly.
+They are compiled when the package is installed. Where they could not be, `why_not` says why, and training goes through
+`model.py` alone, which computes the same, more slowly.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
-from ctypes import Structure, byref, c_float, c_int64, c_void_p
+from ctypes import Structure, byref, c_float, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -77,22 +77,40 @@ Embed = structure(SHAPE, "pieces table positions y dy d_table d_positions keys p
 Loss = structure(SHAPE, "logits targets losses", ("smoothing", c_float))
 
 
+STRUCTURES = AddNorm, AddNormBackward, Activation, ColumnSums, Attention, Embed, Loss
+
+
 @cache
 def library() -> Any:
-    """The compiled library, or None where the package was installed without."""
+    """The compiled library, or a sentence on why there is none."""
     found = importlib.util.find_spec("diglot._kernels")
-    return None if found is None or found.origin is None else ctypes.CDLL(found.origin)
-
-
-def call(name: str, argument: Structure) -> None:
-    """Run a kernel."""
-    if getattr(library(), f"diglot_{name}")(byref(argument)):
-        raise MemoryError("a kernel of the training step got no memory")
+    if found is None or found.origin is None:
+        return "they were not compiled when diglot was installed (pip install -v shows why; g++ or clang is needed)"
+    try:
+        opened = ctypes.CDLL(found.origin)
+        sizes = (c_int64 * len(STRUCTURES))()
+        opened.diglot_sizes(sizes)
+    except (OSError, AttributeError) as error:
+        return f"they cannot be opened ({error}): install diglot again"
+    if list(sizes) != [sizeof(one) for one in STRUCTURES]:
+        return f"{found.origin} is of another version: install diglot again"
+    return opened
 
 
 def are_there() -> bool:
-    """Whether the kernels were compiled."""
-    return library() is not None
+    """Whether they can be used."""
+    return not isinstance(library(), str)
+
+
+def why_not() -> str:
+    """Why they cannot."""
+    return "" if are_there() else library()
+
+
+def call(name: str, argument: Structure) -> None:
+    """Run a kernel, on as many threads as PyTorch has."""
+    if getattr(library(), f"diglot_{name}")(byref(argument), torch.get_num_threads()):
+        raise MemoryError("a kernel of the training step got no memory")
 
 
 # ------------------------------------------------------------------- residual, dropout, norm
@@ -203,7 +221,8 @@ def attend_backward(look: Look, d_out: Tensor, qkv: QKV, gradients: QKV) -> None
     for gradient, rows in zip(gradients, (look.rows, look.memory, look.memory), strict=True):
         gradient[rows.num :] = 0
     dq, dk, dv = gradients
-    shape(d_out)
+    if not d_out.is_contiguous():
+        raise ValueError(f"rows must lie one below the other, not with strides {d_out.stride()}")
     call("attend_backward", Attention(
         **look.fields(qkv), d_out=of(d_out), dq=of(dq), dk=of(dk), dv=of(dv)))  # fmt: skip
 

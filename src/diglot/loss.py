@@ -46,7 +46,6 @@ class _ProjectedLoss(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_grad and bias is not None else None
         chunk = max(1, CHUNK_BYTES // (4 * V))
-        chunk = max(1, CHUNK_BYTES // (4 * V))
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             logits = F.linear(h[rows], w, b)
@@ -65,7 +64,9 @@ class _ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        scaled = (None if d is None else d * grads[0].to(d.dtype) for d in ctx.saved_tensors)
+        scaled = (
+            None if d is None else d * grads[0] for d in ctx.saved_tensors
+        )  # of no dimension, so it is not rounded
         return (*scaled, None, None)
 
 
@@ -73,14 +74,17 @@ def losses_and_gradient(logits: Tensor, target: Tensor, smoothing: float) -> tup
     """The sums of the smoothed loss and of the negative log-likelihood of some rows, and the gradient of the first,
     in the type of the logits, whose place it may take."""
     if logits.device.type == "cpu" and kernels.are_there() and logits.dtype in (torch.float32, torch.bfloat16):
+        if int(target.max()) >= logits.size(1):
+            raise IndexError(f"there is no piece {int(target.max())} among {logits.size(1)}")
         return kernels.loss(logits, target, smoothing).sum(0), logits
     V = logits.size(1)
     counts = (target >= 0)[:, None]
     wanted = target.clamp(min=0)[:, None]
     log_p = logits.log_softmax(-1, dtype=torch.float32)  # (n, V)
     nll = -(log_p.gather(1, wanted) * counts).sum(dtype=torch.float64)
-    # the sum over v of -q(v) log p(v), where q = (1 - eps) one-hot + eps / V
-    loss = (1 - smoothing) * nll - smoothing / V * (log_p.sum(-1, keepdim=True) * counts).sum(dtype=torch.float64)
+    loss = (1 - smoothing) * nll
+    if smoothing:  # the sum over v of -q(v) log p(v), where q = (1 - eps) one-hot + eps / V
+        loss = loss - smoothing / V * (log_p.sum(-1, keepdim=True) * counts).sum(dtype=torch.float64)
     d_logits = log_p.exp_().sub_(smoothing / V)  # p - q
     d_logits.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=torch.float32))
-    return torch.stack((loss, nll)), (d_logits * counts).to(logits.dtype)
+    return torch.stack((loss, nll)), d_logits.mul_(counts).to(logits.dtype)

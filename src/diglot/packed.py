@@ -1,8 +1,8 @@
 """`model.Transformer` in training on a CPU: the same function and the same gradients, several times as fast.
 
 Rows are packed: there is no padding, and whatever happens between two matrix products is one pass of a native kernel.
-A sub-layer computes its output and returns with it how a gradient goes back through it. Products are in `dtype`, sums
-in fp32.
+A sub-layer computes its output and returns with it how a gradient goes back through it. What is kept is in `dtype`, a
+sum within a kernel or a product in fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from diglot import kernels
 from diglot.config import ModelConfig
-from diglot.kernels import Look, Rows, drop
+from diglot.kernels import Look, Rows
 from diglot.model import (
     LAYER_NORM_EPSILON,
     DecoderLayer,
@@ -70,15 +70,17 @@ def pack_side(padded: Ids, lengths: Ids, keys: Ids) -> tuple[Tensor, Rows]:
     inside = cast("NDArray[np.bool_]", np.arange(padded.shape[1]) < lengths[:, None])
     samples, places = np.nonzero(inside)
     more = -len(places) % ROWS
-    starts = np.concatenate(([0], np.cumsum(lengths)))
+    starts = np.concatenate(([0], np.cumsum(inside.sum(1))))
     ids = np.pad(padded[inside], (0, more), constant_values=-1)
     rows = starts, keys, np.pad(keys[samples], (0, more)), np.pad(places, (0, more))
     return torch.from_numpy(ids), Rows(*(torch.from_numpy(array) for array in rows), num=len(places))
 
 
-def can_run(config: ModelConfig) -> bool:
-    """Whether the kernels are there, and fit the network."""
-    return kernels.are_there() and config.d_model % kernels.VECTOR == config.d_ff % kernels.VECTOR == 0
+def why_not(config: ModelConfig) -> str:
+    """Why the kernels cannot train a network, if they cannot."""
+    if config.d_model % kernels.VECTOR or config.d_ff % kernels.VECTOR:
+        return f"they need a d_model and a d_ff that are multiples of {kernels.VECTOR}"
+    return kernels.why_not()
 
 
 class Gradients:
@@ -302,6 +304,8 @@ class PackedTransformer(nn.Module):
     ) -> Step:
         """Pieces and their positions to vectors."""
         weight, drop, scale = module.weight, self.drop(positions.dropout), math.sqrt(module.weight.size(1))
+        if int(pieces.max()) >= len(weight):
+            raise IndexError(f"there is no piece {int(pieces.max())} among {len(weight)}")
         table = positions.upto(int(rows.places.max()) + 1)
         x = kernels.embed(pieces, weight, table, scale, self.dtype, rows, drop)
 
@@ -316,11 +320,12 @@ class PackedTransformer(nn.Module):
 
     def drop(self, module: Dropout) -> kernels.Drop:
         """The network's dropout of that place."""
-        return drop(module.p if self.model.training else 0.0, self.numbers[module])
+        return kernels.drop(module.p if self.model.training else 0.0, self.numbers[module])
 
     def copy(self, weights: Sequence[Tensor]) -> Tensor:
         """Weights in the type of the products, one below the other."""
-        return torch.cat([weight.detach().to(self.dtype) for weight in weights])
+        copies = [weight.detach().to(self.dtype) for weight in weights]
+        return copies[0] if len(copies) == 1 else torch.cat(copies)
 
 
 @dataclass(frozen=True)
@@ -332,7 +337,7 @@ class Memory:
     gradient: Tensor
 
 
-NO_DROP = drop(0.0, 0)
+NO_DROP = kernels.drop(0.0, 0)
 
 
 def columns_of(rows: Tensor, module: MultiHeadAttention) -> tuple[Tensor, ...]:

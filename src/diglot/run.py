@@ -75,6 +75,7 @@ class TrainingState:
     samples: str = ""  # hash of the pairs of all updates, in their order
     micro_batch: int = 0  # padded pieces at once, as chosen or as memory allowed
     memory_splits: int = 0  # how often memory ran out
+    bf16: bool | None = None  # whether products are in bf16, as the recipe says or was measured when the run began
 
 
 @dataclass(frozen=True)
@@ -321,16 +322,21 @@ def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state:
     job.world.wait_for_all()  # nobody reads what is not yet written
 
 
-def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str) -> TrainingState:
-    """The optimizer's moments and the counters as the checkpoint has them."""
+def read_state(path: Path) -> tuple[TrainingState, dict[str, Tensor]]:
+    """The counters of a checkpoint, and the optimizer's moments."""
     try:
         state = TrainingState(**json.loads((path / STATE).read_bytes()))
         moments = checkpoint.read_tensors(path / MOMENTS)
-        steps = moments["step"]
+        return state, {"step": moments.pop("step"), **moments}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise CheckpointError(
             f"{path} is no checkpoint to go on from: its training state is missing or broken."
         ) from None
+
+
+def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str) -> TrainingState:
+    """The optimizer's moments and the counters as the checkpoint has them."""
+    state, moments = read_state(path)
     if state.corpus != fingerprint:
         raise TextError(
             f"the pairs are not those that {path.parent} was begun with; give back the old text and the old filters, "
@@ -338,7 +344,7 @@ def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fi
         )
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            "step": steps.to(parameter.device, copy=True),  # where the fused kernel looks for it
+            "step": moments["step"].to(parameter.device, copy=True),  # where the fused kernel looks for it
             "exp_avg": share_like(moments[f"exp_avg.{name}"], parameter),
             "exp_avg_sq": share_like(moments[f"exp_avg_sq.{name}"], parameter),
         }

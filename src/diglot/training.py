@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from diglot import checkpoint, kernels
+from diglot import checkpoint
 from diglot.batching import num_updates_of, pieces_of_epoch
 from diglot.checkpoint import StoredModel, load_model
-from diglot.config import ModelSpec, Recipe, TrainConfig
+from diglot.config import ModelSpec, Recipe
 from diglot.corpus import Corpus
 from diglot.errors import CheckpointError, Interrupted, TrainingError
 from diglot.loader import (
@@ -41,7 +41,7 @@ from diglot.loader import (
 from diglot.loss import smoothed_loss
 from diglot.memory import choose_micro_batch
 from diglot.model import Transformer
-from diglot.packed import PackedTransformer, can_run
+from diglot.packed import PackedTransformer, why_not
 from diglot.parallel import is_out_of_memory, is_shared_out, join, num_cores, parallelize, sync_gradients, whole
 from diglot.progress import Reporter
 from diglot.run import (
@@ -51,6 +51,7 @@ from diglot.run import (
     TrainingState,
     check_same_recipe,
     in_use,
+    read_state,
     resolve,
     restore,
     save,
@@ -86,8 +87,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
             checkpoint.sweep(run)  # before anybody looks: it puts back what a replacement had moved
         world.wait_for_all()
         recipe, init = resolve(recipe, changed)
-        bf16 = all(world.gather(choose_precision(recipe.train)))
-        job = Job(recipe, run, world, device, bf16, reporter)
+        job = Job(recipe, run, world, device, recipe.train.precision == "bf16", reporter)
         check_same_recipe(job)
         torch.set_num_threads(recipe.train.threads or max(1, num_cores() // world.local_size))
         keep_freed_memory()
@@ -95,6 +95,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
 
         # ---- text
         resumed = find_resumed(job)
+        job = dataclasses.replace(job, bf16=choose_precision(job, resumed))
         with world.first_goes_ahead():
             texts = read_texts(job, resumed or init)
         check_alike(texts, world)
@@ -114,6 +115,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         state = TrainingState(corpus=texts.corpus.fingerprint())
         if resumed:
             state = restore(resumed.path, model, optimizer, state.corpus)
+        state.bf16 = job.bf16
         reader = UpdateReader(texts, recipe, world)
         if not state.micro_batch or "data.micro_batch" in changed:
             state.micro_batch = choose_micro_batch(job, network, model, reader)
@@ -171,13 +173,16 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
 # ------------------------------------------------------------------- before the first update
 
 
-def choose_precision(config: TrainConfig) -> bool:
-    """Whether matrix products are done in bf16: where they are faster, if left to us."""
-    if config.precision != "auto":
-        return config.precision == "bf16"
-    if choose_device(config.device) == "cuda":
-        return torch.cuda.is_bf16_supported()
-    return seconds_of_a_product(torch.bfloat16) < 0.8 * seconds_of_a_product(torch.float32)
+def choose_precision(job: Job, resumed: StoredModel | None) -> bool:
+    """Whether matrix products are done in bf16: if left to us, where they are faster, and for all of a run alike."""
+    if job.recipe.train.precision != "auto":
+        return job.bf16
+    if resumed and (begun_with := read_state(resumed.path)[0].bf16) is not None:
+        return begun_with
+    if job.device == "cuda":
+        return all(job.world.gather(torch.cuda.is_bf16_supported()))
+    is_faster = seconds_of_a_product(torch.bfloat16) < 0.8 * seconds_of_a_product(torch.float32)
+    return all(job.world.gather(is_faster))
 
 
 def seconds_of_a_product(dtype: torch.dtype) -> float:
@@ -194,12 +199,17 @@ def seconds_of_a_product(dtype: torch.dtype) -> float:
 
 def in_training(model: Transformer, job: Job) -> nn.Module:
     """The network as it is trained: on a CPU in packed rows, where that can be done."""
-    is_packed = (
-        job.device == "cpu"
-        and can_run(model.config)
-        and not (job.world.size > 1 and job.recipe.train.strategy == "fsdp")
-    )
-    return PackedTransformer(model, torch.bfloat16 if job.bf16 else torch.float32) if is_packed else model
+    if job.device != "cpu":
+        return model
+    if job.world.size > 1 and job.recipe.train.strategy == "fsdp":  # which wants to call each layer itself
+        return model
+    if why := why_not(model.config):
+        job.reporter.say(
+            "warning: without the native kernels training takes two to three times as long, and twice the memory: "
+            f"{why}."
+        )
+        return model
+    return PackedTransformer(model, torch.bfloat16 if job.bf16 else torch.float32)
 
 
 def keep_freed_memory() -> None:
@@ -255,11 +265,6 @@ def say_what_begins(job: Job, texts: Texts, model: Transformer, state: TrainingS
     )
     if job.device == "cpu" and not job.bf16 and job.recipe.train.precision == "auto":
         job.reporter.say("bf16 is no faster than fp32 on this processor.")
-    if job.device == "cpu" and not kernels.are_there():
-        job.reporter.say(
-            "warning: diglot was installed where there was no C++ compiler, so training takes about twice as long and "
-            "twice the memory. Install a compiler (g++ or clang), then diglot again."
-        )
 
 
 @contextmanager

@@ -17,11 +17,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <utility>
-#include <vector>
 
 #include "kernels.h"
 
@@ -60,7 +60,8 @@ inline Floats load(const bfloat16* from) {
 
 inline void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
 
-inline void store(bfloat16* to, Floats x) {  // to the nearest, ties to even; what is no number stays none
+// To the nearest, ties to even; what is no number stays none. Where the processor does it, what is below 1e-38 is 0.
+inline void store(bfloat16* to, Floats x) {
 #ifdef __AVX512BF16__
   const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
 #else
@@ -88,8 +89,12 @@ inline void store_some(T* to, Floats x, int n) {
 
 // A vector of elements of a and b, which are numbered one after the other; `from` tells which comes to a place.
 template <typename From, int... places>
-inline Floats chosen(Floats a, Floats b, std::integer_sequence<int, places...>) {
+inline Floats picked(Floats a, Floats b, std::integer_sequence<int, places...>) {
+#ifdef __clang__
   return __builtin_shufflevector(a, b, From::place(places)...);
+#else
+  return __builtin_shuffle(a, b, Ints{From::place(places)...});
+#endif
 }
 
 template <int by>
@@ -99,7 +104,7 @@ struct Rotated {
 
 template <int by>
 inline Floats rotated(Floats x) {
-  return chosen<Rotated<by>>(x, x, std::make_integer_sequence<int, W>());
+  return picked<Rotated<by>>(x, x, std::make_integer_sequence<int, W>());
 }
 
 inline float sum(Floats x) {  // by halves: a chain of 16 additions takes four times as long
@@ -120,10 +125,11 @@ inline float largest(Floats x) {
   return x[0];
 }
 
-// e^x, to two units of the last place; below -87 it is 0.
+// e^x, to two units of the last place; 0 below -87, without end above 88.
 inline Floats exponential(Floats x) {
-  const Floats least = all(-87.0f);
-  const Floats inside = (x > least) ? x : least;
+  const Floats least = all(-87.0f), most = all(88.0f);
+  Floats inside = (x > least) ? x : least;
+  inside = (inside < most) ? inside : most;
   const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const Floats shifted = inside * 1.44269504f + magic;
   const Floats n = shifted - magic;
@@ -137,7 +143,8 @@ inline Floats exponential(Floats x) {
   p = p * r * r + r + 1.0f;
   const Ints power = ((Ints)shifted - (Ints)magic + 127) << 23;
   const Floats result = p * (Floats)power;
-  return (x > least) ? result : all(0.0f);
+  const Floats small = (x <= least) ? all(0.0f) : result, endless = all(std::numeric_limits<float>::infinity());
+  return (x > most) ? endless : (x == x) ? small : x;
 }
 
 // ------------------------------------------------------------------- dropout
@@ -145,12 +152,13 @@ inline Floats exponential(Floats x) {
 constexpr uint64_t ODD[3] = {0x9E3779B97F4A7C15ull, 0xBF58476D1CE4E5B9ull, 0x94D049BB133111EBull};
 
 // What a row of n places is multiplied by, 0 or 1 / (1 - p): 16 bits a place from a hash of the sample's key and the
-// place (model.random_bits). `row` numbers the row within its sample, heads included. Room for 32 more is written.
-void keep(float* to, int64_t n, uint64_t key, uint64_t row, const Drop& drop) {
+// place (model.random_bits). `row` numbers the row within its sample, heads included; n - first places are written, from
+// `first`, a multiple of 32, on, and up to 31 more.
+void keep(float* to, int64_t n, uint64_t key, uint64_t row, const Drop& drop, int64_t first = 0) {
   const Shorts threshold = Shorts{} + static_cast<int16_t>(drop.threshold);
   const Ints scale = (Ints)all(drop.scale);
-  Longs place = Longs{0, 1, 2, 3, 4, 5, 6, 7} * ODD[0] + (key + drop.salt + (row << 20) * ODD[0]);
-  for (int64_t start = 0; start < n; start += 32, place += 8 * ODD[0]) {
+  Longs place = Longs{0, 1, 2, 3, 4, 5, 6, 7} * ODD[0] + (key + drop.salt + ((row << 20) + first / 4) * ODD[0]);
+  for (int64_t start = first; start < n; start += 32, place += 8 * ODD[0]) {
     Longs hash = (place ^ (Longs)((SignedLongs)place >> 32)) * ODD[1];  // with its sign, as model.py shifts
     hash = (hash ^ (Longs)((SignedLongs)hash >> 29)) * ODD[2];
     HalfShorts kept[2];  // all ones, or zero
@@ -161,21 +169,56 @@ void keep(float* to, int64_t n, uint64_t key, uint64_t row, const Drop& drop) {
   }
 }
 
-// ------------------------------------------------------------------- memory of a thread
+// ------------------------------------------------------------------- memory and threads
 
-float* scratch(int64_t size) {  // grows and stays, one a thread
-  static thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-  return memory.data();
-}
+// Floats. Not a std::vector, whose code would be compiled once a variant, and linked once for all of them.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(int64_t size) : size_(size) {  // zeros
+    data_ = static_cast<float*>(calloc(size, sizeof(float)));
+    if (!data_ && size) throw std::bad_alloc();
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { free(data_); }
+
+  float* data() const { return data_; }
+  float* room_for(int64_t size) {
+    if (size > size_) {
+      release();
+      data_ = static_cast<float*>(malloc(size * sizeof(float)));
+      if (!data_) throw std::bad_alloc();
+      size_ = size;
+    }
+    return data_;
+  }
+  void release_much() {  // what one long sentence has asked for
+    if (size_ > 1 << 22) release();
+  }
+
+ private:
+  void release() {
+    free(data_);
+    data_ = nullptr;
+    size_ = 0;
+  }
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+thread_local Memory memory;
+
+float* scratch(int64_t size) { return memory.room_for(size); }
 
 // What a thread has no memory for ends the call, not the process.
 template <typename Work>
 void on_all_threads(Work work) {  // work(thread, threads)
   std::atomic<bool> is_full{false};
-#pragma omp parallel
+#pragma omp parallel num_threads(num_threads)
   try {
     work(omp_get_thread_num(), omp_get_num_threads());
+    memory.release_much();
   } catch (const std::bad_alloc&) {
     is_full = true;
   }
@@ -211,7 +254,7 @@ void add_norm(const AddNorm& a) {
       if (o && a.drop.scale != 1.0f) keep(kept, D, a.keys[row], a.places[row], a.drop);
       Floats total = all(0);
       for (int64_t d = 0; d < D; d += W) {
-        Floats v = x ? load(x + row * D + d) : all(0);
+        Floats v = load(x + row * D + d);
         if (o) {
           Floats u = load(o + row * D + d);
           if (a.drop.scale != 1.0f) u *= load(kept + d);
@@ -244,8 +287,8 @@ void add_norm_backward(const AddNormBackward& a) {
   const T* more = static_cast<const T*>(a.more);
   T* ds = static_cast<T*>(a.ds);
   T* d_o = static_cast<T*>(a.d_o);
-  const int64_t D = a.width, threads = omp_get_max_threads();
-  std::vector<float> sums(a.gain ? threads * 2 * D : 0);
+  const int64_t D = a.width, threads = num_threads;
+  const Memory sums(a.gain ? threads * 2 * D : 0);
   in_parallel(a.num, [&](int64_t from, int64_t to, int64_t thread) {
     float* g = scratch(2 * D + 64);
     float* kept = g + D + W;
@@ -286,8 +329,8 @@ void add_norm_backward(const AddNormBackward& a) {
   for (int64_t d = 0; d < D; d++) {
     float gain = 0, bias = 0;
     for (int64_t thread = 0; thread < threads; thread++) {
-      gain += sums[thread * 2 * D + d];
-      bias += sums[thread * 2 * D + D + d];
+      gain += sums.data()[thread * 2 * D + d];
+      bias += sums.data()[thread * 2 * D + D + d];
     }
     a.d_gain[d] = gain;
     a.d_bias[d] = bias;
@@ -302,8 +345,8 @@ inline Floats logistic(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 template <int kind>
 inline void activate(Floats x, Floats& y, Floats& slope) {
   if constexpr (kind == RELU) {
-    y = (x > 0.0f) ? x : all(0.0f);
-    slope = (x > 0.0f) ? all(1.0f) : all(0.0f);
+    y = (x <= 0.0f) ? all(0.0f) : x;
+    slope = (x <= 0.0f) ? all(0.0f) : all(1.0f);
   } else if constexpr (kind == SWISH) {
     const Floats s = logistic(x);
     y = x * s;
@@ -347,8 +390,8 @@ void activation_of_kind(const Activation& a) {
 template <typename T>
 void column_sums(const ColumnSums& a) {
   const T* x = static_cast<const T*>(a.x);
-  const int64_t D = a.width, threads = omp_get_max_threads();
-  std::vector<float> sums(threads * D);
+  const int64_t D = a.width, threads = num_threads;
+  const Memory sums(threads * D);
   in_parallel(a.num, [&](int64_t first, int64_t last, int64_t thread) {
     float* own = sums.data() + thread * D;
     for (int64_t row = first; row < last; row++) {
@@ -359,7 +402,7 @@ void column_sums(const ColumnSums& a) {
   });
   for (int64_t d = 0; d < D; d++) {
     float total = 0;
-    for (int64_t thread = 0; thread < threads; thread++) total += sums[thread * D + d];
+    for (int64_t thread = 0; thread < threads; thread++) total += sums.data()[thread * D + d];
     a.sums[d] = total;
   }
 }
@@ -440,8 +483,8 @@ inline void swap_blocks(Floats* square) {
   for (int i = 0; i < W; i++) {
     if (i & size) continue;
     const Floats a = square[i], b = square[i + size];
-    square[i] = chosen<Swapped<size, 0>>(a, b, all_places);
-    square[i + size] = chosen<Swapped<size, 1>>(a, b, all_places);
+    square[i] = picked<Swapped<size, 0>>(a, b, all_places);
+    square[i + size] = picked<Swapped<size, 1>>(a, b, all_places);
   }
 }
 
@@ -517,9 +560,9 @@ struct Head {
     scale = 1.0f / std::sqrt(static_cast<float>(K));
   }
 
-  const T* of_q(const void* q) const { return static_cast<const T*>(q) + at_q * a.q_stride + h * K; }
-  const T* of_k(const void* k) const { return static_cast<const T*>(k) + at_k * a.k_stride + h * K; }
-  const T* of_v(const void* v) const { return static_cast<const T*>(v) + at_k * a.v_stride + h * V; }
+  int64_t of_q() const { return at_q * a.q_stride + h * K; }
+  int64_t of_k() const { return at_k * a.k_stride + h * K; }
+  int64_t of_v() const { return at_k * a.v_stride + h * V; }
   int64_t of_out() const { return (at_q * a.num_heads + h) * V; }
 
   // The weights of each place (S x room), from queries on their side and keys.
@@ -543,9 +586,9 @@ void attend(const Attention& a) {
     float* q = scratch(room * (2 * Kp + Vp + S) + S * (Kp + Vp) + (drops ? 2 * room * round_up(S) + 64 : 0));
     float *qt = q + room * Kp, *out = qt + room * Kp, *weights = out + room * Vp, *k = weights + S * room,
           *v = k + S * Kp, *kept = v + S * Vp;
-    fetch(q, head.of_q(a.q), a.q_stride, L, K, head.scale);
-    fetch(k, head.of_k(a.k), a.k_stride, S, K);
-    fetch(v, head.of_v(a.v), a.v_stride, S, V);
+    fetch(q, static_cast<const T*>(a.q) + head.of_q(), a.q_stride, L, K, head.scale);
+    fetch(k, static_cast<const T*>(a.k) + head.of_k(), a.k_stride, S, K);
+    fetch(v, static_cast<const T*>(a.v) + head.of_v(), a.v_stride, S, V);
     turn(qt, q, L, K);
     head.weigh(weights, k, qt);
     if (drops) {
@@ -568,9 +611,9 @@ void attend_backward(const Attention& a) {
     float *qt = q + room * Kp, *dq = qt + room * Kp, *d_out = dq + room * Kp, *dt = d_out + room * Vp,
           *weights = dt + room * Vp, *slopes = weights + S * room, *k = slopes + S * room, *dk = k + S * Kp,
           *v = dk + S * Kp, *dv = v + S * Vp, *kept = dv + S * Vp;
-    fetch(q, head.of_q(a.q), a.q_stride, L, K, head.scale);
-    fetch(k, head.of_k(a.k), a.k_stride, S, K);
-    fetch(v, head.of_v(a.v), a.v_stride, S, V);
+    fetch(q, static_cast<const T*>(a.q) + head.of_q(), a.q_stride, L, K, head.scale);
+    fetch(k, static_cast<const T*>(a.k) + head.of_k(), a.k_stride, S, K);
+    fetch(v, static_cast<const T*>(a.v) + head.of_v(), a.v_stride, S, V);
     fetch(d_out, static_cast<const T*>(a.d_out) + head.of_out(), a.num_heads * V, L, V);
     turn(qt, q, L, K);
     turn(dt, d_out, L, V);
@@ -590,9 +633,9 @@ void attend_backward(const Attention& a) {
     multiply(S, Vp, L, weights, room, 1, d_out, Vp, dv, Vp);
     multiply(L, Kp, S, slopes, 1, room, k, Kp, dq, Kp);
     multiply(S, Kp, L, slopes, room, 1, q, Kp, dk, Kp);  // q is scaled already
-    put(const_cast<T*>(head.of_q(a.dq)), a.q_stride, dq, L, K, head.scale);
-    put(const_cast<T*>(head.of_k(a.dk)), a.k_stride, dk, S, K);
-    put(const_cast<T*>(head.of_v(a.dv)), a.v_stride, dv, S, V);
+    put(static_cast<T*>(a.dq) + head.of_q(), a.q_stride, dq, L, K, head.scale);
+    put(static_cast<T*>(a.dk) + head.of_k(), a.k_stride, dk, S, K);
+    put(static_cast<T*>(a.dv) + head.of_v(), a.v_stride, dv, S, V);
   });
 }
 
@@ -627,7 +670,7 @@ void embed_backward(const Embed& a) {
   in_parallel(vectors, [&](int64_t from, int64_t until, int64_t) {
     float* kept = scratch(D + 64);
     for (int64_t row = 0; row < a.num && from < until; row++) {
-      if (a.drop.scale != 1.0f) keep(kept, until * W, a.keys[row], a.places[row], a.drop);
+      if (a.drop.scale != 1.0f) keep(kept, until * W, a.keys[row], a.places[row], a.drop, from * W / 32 * 32);
       float* piece = a.pieces[row] < 0 ? nullptr : a.d_table + a.pieces[row] * D;
       float* position = a.d_positions ? a.d_positions + a.places[row] * D : nullptr;
       for (int64_t d = from * W; d < until * W; d += W) {
@@ -656,42 +699,37 @@ void loss(const Loss& a) {
         memset(x, 0, V * sizeof(T));
         continue;
       }
-      const float nothing = -std::numeric_limits<float>::infinity();
+      const Floats nothing = all(-std::numeric_limits<float>::infinity());
       const int64_t full = V / W * W;
       const int rest = static_cast<int>(V - full);
-      Floats most = all(nothing), sums = all(0);
+      Floats most = nothing, last = nothing;
+      for (int64_t v = 0; v < full; v += W) most = larger(load(x + v), most);
+      if (rest) {
+        const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        last = (lanes < rest) ? load_some(x + full, rest) : nothing;
+        most = larger(last, most);
+      }
+      const float top = largest(most);
+      const float wanted = load_some(x + target, 1)[0] - top;
+      Floats totals = all(0), sums = all(0);  // of e^(x - top), and of x - top
       for (int64_t v = 0; v < full; v += W) {
-        const Floats z = load(x + v);
-        most = larger(z, most);
+        const Floats z = load(x + v) - top, power = exponential(z);
+        store(e + v, power);
+        totals += power;
         sums += z;
       }
-      float top = largest(most), plain = sum(sums);
-      Floats last = all(nothing);
+      float below = sum(sums);
       if (rest) {
-        last = load_some(x + full, rest);
-        for (int i = 0; i < W; i++) {
-          if (i < rest) plain += last[i];
-          if (i >= rest) last[i] = nothing;
-        }
-        top = std::max(top, largest(last));
+        const Floats z = last - top, power = exponential(z);
+        store(e + full, power);
+        totals += power;
+        for (int i = 0; i < rest; i++) below += z[i];
       }
-      float wanted[W];
-      store(wanted, load_some(x + target, 1));
-      Floats totals = all(0);
-      for (int64_t v = 0; v < full; v += W) {
-        const Floats z = exponential(load(x + v) - top);
-        store(e + v, z);
-        totals += z;
-      }
-      if (rest) {
-        const Floats z = exponential(last - top);
-        store(e + full, z);
-        totals += z;
-      }
-      const float total = sum(totals), log_total = top + std::log(total), each = a.smoothing / V;
-      const double nll = static_cast<double>(log_total) - wanted[0];
-      a.losses[2 * row] = (1.0 - a.smoothing) * nll + each * (static_cast<double>(V) * log_total - plain);
+      const float total = sum(totals), log_total = std::log(total), each = a.smoothing / V;
+      const double nll = static_cast<double>(log_total) - wanted;
       a.losses[2 * row + 1] = nll;
+      a.losses[2 * row] = (1.0 - a.smoothing) * nll;
+      if (a.smoothing > 0) a.losses[2 * row] += each * (static_cast<double>(V) * log_total - below);
       const float inverse = 1.0f / total;
       e[target] -= (1.0f - a.smoothing) * total;  // which the next line divides by the same
       for (int64_t v = 0; v < full; v += W) store(x + v, load(e + v) * inverse - each);

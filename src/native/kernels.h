@@ -105,6 +105,8 @@ struct Kernels {
   void (*loss)(const Loss&);
 };
 
+extern thread_local int num_threads;  // of the call that runs
+
 extern const Kernels baseline, avx2, avx512, avx512bf16;
 
 }  // namespace diglot

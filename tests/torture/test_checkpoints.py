@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -36,7 +37,7 @@ from diglot.progress import Reporter
 from diglot.run import Job, TrainingState, save
 from diglot.schedule import make_optimizer
 from diglot.subwords import Subwords
-from diglot.training import choose_precision, gradients, train
+from diglot.training import choose_precision, gradients, in_training, train
 from diglot.translator import choose_device
 from training_runs import small_recipe, words_of, write_pairs
 
@@ -447,12 +448,17 @@ def test_saving_and_checking_take_a_small_part_of_the_time(tmp_path: Path, prese
         pytest.skip("an update of base takes half a minute on a CPU: `make torture` measures it")
     device = choose_device("auto")
     recipe = load_recipe(None, preset, (f"train.out={json.dumps(str(tmp_path / 'run'))}",))
-    job = Job(recipe, tmp_path / "run", World(), device, choose_precision(recipe.train), Reporter(quiet=True))
+    job = Job(recipe, tmp_path / "run", World(), device, False, Reporter(quiet=True))
+    job = dataclasses.replace(job, bf16=choose_precision(job, None))
     model = Transformer(recipe.model, recipe.subwords.size, recipe.subwords.size).to(device)
-    optimizer, update = make_optimizer(model), random_update(recipe.train.update_pieces, recipe.subwords.size)
+    network, optimizer, update = (
+        in_training(model, job),
+        make_optimizer(model),
+        random_update(recipe.train.update_pieces, recipe.subwords.size),
+    )
 
     def train_one() -> None:
-        gradients(job, model, model, update)
+        gradients(job, network, model, update)
         optimizer.step()
         optimizer.zero_grad()
 
