@@ -8,7 +8,7 @@ from benchmarks.peers import Job, Step
 from benchmarks.task import DROPOUT, SMOOTHING, SRC, TGT, UPDATE_PIECES
 
 # padded pieces of both sides that go through the network at once
-SETTINGS = {f"micro_batch {size:,}": {"micro_batch": str(size)} for size in (4096, 2048, 8192, 16384)}
+SETTINGS = {f"micro_batch {size:,}": {"micro_batch": str(size)} for size in (16384, 8192, 32768)}
 LOG = "run/log.jsonl"
 NEEDS = ""
 NOTE = "bf16 where the processor has it"
