@@ -52,6 +52,7 @@ class Subwords:
         self.eos_id: int = self._processor.eos_id()
         if self.eos_id < 0:
             raise TextError("this SentencePiece model has no end piece; train it with --eos_id=1 (and --pad_id=0).")
+        self.unk_id: int = self._processor.unk_id()
         # padding is masked everywhere, so any id serves where a model has none of its own
         self.pad_id: int = self._processor.pad_id() if self._processor.pad_id() >= 0 else self.eos_id
 
@@ -78,9 +79,8 @@ class Subwords:
     def _spell(self, piece: str) -> list[int]:
         """The id of a piece; of a character that is none, its bytes."""
         of = self._processor.piece_to_id
-        unknown = self._processor.unk_id()
         found = [of(piece)] if piece in self._scores else [of(f"<0x{byte:02X}>") for byte in piece.encode()]
-        return [unknown] if unknown in found else found  # of a vocabulary without bytes
+        return [self.unk_id] if self.unk_id in found else found  # of a vocabulary without bytes
 
     @cached_property
     def _scores(self) -> dict[str, float]:

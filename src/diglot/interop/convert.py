@@ -1,0 +1,115 @@
+"""Models come and go. What is imported or exported is compared with the other engine before anything bears its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from diglot import checkpoint
+from diglot.checkpoint import StoredModel
+from diglot.config import update_section
+from diglot.errors import ConversionError
+from diglot.interop import ctranslate2, files, marian, marian_hf, pieces, weights
+from diglot.interop.probe import Agreement, Comparison, Peer, draw_texts
+from diglot.model import Transformer
+from diglot.subwords import clean
+from diglot.translator import TAG
+
+FORMATS = "transformers", "ctranslate2", "marian"
+CARD = """# {src} to {tgt}
+
+Imported by diglot from {where}. Its data, its scores and its licence are those of the model that it was made from.
+"""
+
+
+def import_model(
+    path: Path, out: Path, *, languages: dict[str, str], new_pieces: Sequence[str] = (), texts: Sequence[str] = (),
+    is_checked: bool = True,
+) -> Agreement | None:  # fmt: skip
+    """A model of another engine, or one of ours, as a model directory; `new_pieces` join its vocabulary."""
+    stored, where, make_peer = read_any(path)
+    found = compare(stored, make_peer, texts) if is_checked and make_peer else None
+    with files.appearing(out) as new:
+        stored.spec = dataclasses.replace(stored.spec, languages=update_section(stored.spec.languages, languages))
+        stored = with_new_pieces(stored, new_pieces) if new_pieces else stored
+        src, tgt = (getattr(stored.spec.languages, side) or "?" for side in ("src", "tgt"))
+        weights = checkpoint.weights_of(stored.model)
+        sides = stored.src_subwords, stored.tgt_subwords
+        card = CARD.format(src=src, tgt=tgt, where=where)
+        checkpoint.write_directory(new, checkpoint.model_files(stored.spec, weights, *sides, card))
+    return found
+
+
+def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
+    """A model of whatever format, told apart by what is there; what it is, and the engine that it is of."""
+    if not path.exists():
+        raise ConversionError(f"there is no model {path}.")
+    if (checkpoint.find_model(path) / checkpoint.MANIFEST).exists():
+        return checkpoint.load_model(path), "another of its models", None
+    if marian_hf.is_one(path):
+        stored = marian_hf.read(path)
+        return stored, "a MarianMT model of transformers", partial(marian_hf.Peer, path, stored)
+    if release := marian.find(path):
+        return marian.read(release), "a model of Marian", partial(marian.Peer, release)
+    if (path / "model.bin").exists():
+        raise ConversionError(
+            f"{path} is a model of CTranslate2, made to translate alone: import what it was made from."
+        )
+    raise ConversionError(
+        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), nor "
+        "a model directory."
+    )
+
+
+def export_model(
+    model: Path, out: Path, *, to: str, is_int8: bool = False, texts: Sequence[str] = (), is_checked: bool = True
+) -> tuple[Agreement | None, float]:
+    """One of our models for another engine; also the share of lines that 8 bits leave as they are."""
+    stored = checkpoint.load_model(model)
+    same = 1.0
+    with files.appearing(out) as new:
+        if to == "transformers":
+            marian_hf.write(stored, new)
+            make_peer = partial(marian_hf.Peer, new, stored)
+        elif to == "marian":
+            marian.write(stored, new)
+            make_peer = partial(marian.Peer, new / marian.DECODER)
+        else:
+            ctranslate2.write(stored, new)
+            make_peer = partial(ctranslate2.Peer, new)
+        found = compare(stored, make_peer, texts) if is_checked else None
+        if is_int8:
+            ...
+    return found, same
+
+
+def compare(stored: StoredModel, make_peer: Callable[[], Peer], texts: Sequence[str]) -> Agreement:
+    """Translate given text, and text drawn from the vocabulary, with our engine and with the other."""
+    given = [text for text in texts if text.strip()]
+    return Comparison(stored, make_peer()).run([*given, *draw_texts(stored.src_subwords)])
+
+
+def with_new_pieces(stored: StoredModel, new: Sequence[str]) -> StoredModel:
+    """The model with pieces that it had not, each like the pieces that it was split into. What has none of them is
+    translated as before."""
+    sides = stored.src_subwords, stored.tgt_subwords
+    known = {name for side in sides for name in pieces.names_of(side, stored.spec.languages.tags)}
+    for number, piece in enumerate(new, 1):
+        if piece != clean(piece) or not piece or " " in piece or "\u2581" in piece:
+            raise ConversionError(f"new piece {number:,}, {piece!r}: a piece is letters without a space.")
+        if piece in known or piece in new[: number - 1]:
+            raise ConversionError(f"new piece {number:,}, {piece!r}: the vocabulary has it already.")
+    like = [[side.encode(piece) or [side.unk_id] for piece in new] for side in sides]
+    config, grown = weights.grow(stored.spec.model, checkpoint.weights_of(stored.model), *like)
+    src_subwords = pieces.extend(sides[0], new)
+    tgt_subwords = src_subwords if sides[0] == sides[1] else pieces.extend(sides[1], new)
+    languages = stored.spec.languages
+    if languages.tags:
+        tags = (*languages.tags, *(tag[1] for piece in new if (tag := TAG.fullmatch(piece))))
+        languages = dataclasses.replace(languages, tags=tags)
+    spec = dataclasses.replace(stored.spec, model=config, languages=languages)
+    model = Transformer(config, src_subwords.num_pieces, tgt_subwords.num_pieces)
+    checkpoint.put_weights(model, grown)
+    return StoredModel(stored.path, spec, model, src_subwords, tgt_subwords)
