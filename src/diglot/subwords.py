@@ -64,7 +64,14 @@ class Subwords:
 
     def encode(self, text: str) -> list[int]:
         """The pieces of a text, without an end piece."""
-        return self._processor.encode(clean(text))
+        pieces: list[int] = self._processor.encode(clean(text))
+        return self._look_up(text) if self.unk_id in pieces else pieces
+
+    def _look_up(self, text: str) -> list[int]:
+        """Pieces by their letters: of an imported model, what one language does not know the other one may."""
+        number, is_unused = self._processor.piece_to_id, self._processor.is_unused
+        pairs = zip(self._processor.encode(clean(text)), self._processor.encode(clean(text), out_type=str), strict=True)
+        return [n if i == self.unk_id and is_unused(n := number(word)) else i for i, word in pairs]
 
     def encode_sampled(self, text: str, alpha: float, seed: int) -> list[int]:
         """One of the many splits of a text, drawn by the seed: Kudo 2018 for unigram, Provilkov et al. 2020 for BPE.
@@ -116,7 +123,7 @@ class Subwords:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The pieces of each text. Given many at once SentencePiece would start threads: who encodes much has processes
         for that, and where memory is short a thread cannot be had."""
-        return [self._processor.encode(clean(text)) for text in texts]
+        return [self.encode(text) for text in texts]
 
     def decode(self, pieces: Sequence[int]) -> str:
         """The text of pieces; special ids say nothing."""

@@ -29,16 +29,17 @@ def import_model(
     is_checked: bool = True,
 ) -> Agreement | None:  # fmt: skip
     """A model of another engine, or one of ours, as a model directory; `new_pieces` join its vocabulary."""
+    files.check_free(out)
     stored, where, make_peer = read_any(path)
-    found = compare(stored, make_peer, texts) if is_checked and make_peer else None
-    with files.appearing(out) as new:
-        stored.spec = dataclasses.replace(stored.spec, languages=update_section(stored.spec.languages, languages))
-        stored = with_new_pieces(stored, new_pieces) if new_pieces else stored
-        src, tgt = (getattr(stored.spec.languages, side) or "?" for side in ("src", "tgt"))
-        weights = checkpoint.weights_of(stored.model)
-        sides = stored.src_subwords, stored.tgt_subwords
-        card = CARD.format(src=src, tgt=tgt, where=where)
-        checkpoint.write_directory(new, checkpoint.model_files(stored.spec, weights, *sides, card))
+    found = Comparison(stored, make_peer()).run(with_drawn(stored, texts)) if is_checked and make_peer else None
+    stored.spec = dataclasses.replace(stored.spec, languages=update_section(stored.spec.languages, languages))
+    if new_pieces:
+        stored = with_new_pieces(stored, new_pieces)
+    sides = stored.src_subwords, stored.tgt_subwords
+    src, tgt = (getattr(stored.spec.languages, side) or "?" for side in ("src", "tgt"))
+    card = CARD.format(src=src, tgt=tgt, where=where)
+    written = checkpoint.model_files(stored.spec, checkpoint.weights_of(stored.model), *sides, card)
+    checkpoint.write_directory(out, written)
     return found
 
 
@@ -58,17 +59,17 @@ def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
             f"{path} is a model of CTranslate2, made to translate alone: import what it was made from."
         )
     raise ConversionError(
-        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), nor "
-        "a model directory."
+        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), "
+        "nor a model directory."
     )
 
 
 def export_model(
     model: Path, out: Path, *, to: str, is_int8: bool = False, texts: Sequence[str] = (), is_checked: bool = True
 ) -> tuple[Agreement | None, float]:
-    """One of our models for another engine; also the share of lines that 8 bits leave as they are."""
-    stored = checkpoint.load_model(model)
-    same = 1.0
+    """One of our models for another engine; also the share of lines that 8 bits translate as 32 do."""
+    stored, same = checkpoint.load_model(model), 1.0
+    lines = with_drawn(stored, texts)
     with files.appearing(out) as new:
         if to == "transformers":
             marian_hf.write(stored, new)
@@ -79,16 +80,17 @@ def export_model(
         else:
             ctranslate2.write(stored, new)
             make_peer = partial(ctranslate2.Peer, new)
-        found = compare(stored, make_peer, texts) if is_checked else None
+        found = Comparison(stored, make_peer()).run(lines) if is_checked else None
         if is_int8:
-            ...
+            ctranslate2.write(stored, new, "int8")
+            if is_checked:
+                same = Comparison(stored, ctranslate2.Peer(new, "int8")).share_of_equal(lines)
     return found, same
 
 
-def compare(stored: StoredModel, make_peer: Callable[[], Peer], texts: Sequence[str]) -> Agreement:
-    """Translate given text, and text drawn from the vocabulary, with our engine and with the other."""
-    given = [text for text in texts if text.strip()]
-    return Comparison(stored, make_peer()).run([*given, *draw_texts(stored.src_subwords)])
+def with_drawn(stored: StoredModel, texts: Sequence[str]) -> list[str]:
+    """What is compared: given text, and text drawn from the vocabulary."""
+    return [*(text for text in texts if text.strip()), *draw_texts(stored.src_subwords)]
 
 
 def with_new_pieces(stored: StoredModel, new: Sequence[str]) -> StoredModel:

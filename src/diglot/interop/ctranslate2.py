@@ -54,11 +54,12 @@ tgt.decode(found[0].hypotheses[0])
 
 Greedy translations in fp32 were compared piece by piece when this was written. What differs:
 
-- CTranslate2 divides the log-probability of a hypothesis by its length to the power of `length_penalty`, 1 if you say nothing;
-  diglot, as Wu et al. (2016), by ((5 + length) / 6) to that power. So beam search may prefer another length.
+- CTranslate2 divides the log-probability of a hypothesis by its length to the power of `length_penalty`, 1 if you say
+  nothing; diglot, as Wu et al. (2016), by ((5 + length) / 6) to that power. So beam search may prefer another length.
 - Pieces that must not be written have a bias of -1e9 here, so their share of the probability falls to the others.
-- Its beam ends when the best hypothesis has ended, or by `patience`; it translates at most `max_decoding_length` pieces, 256 if
-  you say nothing, and cuts a source off after `max_input_length`, 1024.
+- Its beam ends when the best hypothesis has ended, or by `patience`.
+- It translates at most `max_decoding_length` pieces, 256 if you say nothing, and cuts a source off after
+  `max_input_length`, 1024.
 - diglot brings text into NFC and splits long lines at sentence ends first.
 """
 

@@ -72,11 +72,16 @@ def write_json(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def check_free(path: Path) -> None:
+    """Refuse to write over anything."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConversionError(f"{path} exists; name a new or empty directory with --out.")
+
+
 @contextmanager
 def appearing(path: Path) -> Generator[Path]:
     """A directory to write into that bears its name when all is done, and is gone if anything fails."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ConversionError(f"{path} exists; name a new or empty directory with --out.")
+    check_free(path)
     new = path.with_name(checkpoint.TEMPORARY + path.name)
     try:
         with checkpoint.writing(path):

@@ -61,8 +61,10 @@ DECODER_LAYER = ENCODER_LAYER | {
     "residual_3.norm.weight": "ffn_ffn_ln_scale{pre}",
     "residual_3.norm.bias": "ffn_ffn_ln_bias{pre}",
 }
-TOP = {f"{stack}.norm.{ours}": f"{stack}_top_ln_{theirs}"
-       for stack in weights.STACKS for ours, theirs in (("weight", "scale"), ("bias", "bias"))}  # fmt: skip
+TOP = {
+    "encoder.norm.weight": "encoder_top_ln_scale", "encoder.norm.bias": "encoder_top_ln_bias",
+    "decoder.norm.weight": "decoder_top_ln_scale", "decoder.norm.bias": "decoder_top_ln_bias",
+}  # fmt: skip
 MATRICES = {
     "src_embedding.weight": "encoder_Wemb", "tgt_embedding.weight": "decoder_Wemb",
     "output.weight": "decoder_ff_logit_out_Wt", "output.bias": "decoder_ff_logit_out_b",
@@ -108,10 +110,12 @@ NUMBERS = {
     "d_model": "dim-emb", "d_ff": "transformer-dim-ffn", "num_heads": "transformer-heads",
     "num_encoder_layers": "enc-depth", "num_decoder_layers": "dec-depth",
 }  # fmt: skip
-NORMS = {("", "an", "", ""): "post", ("n", "a", "n", ""): "pre"}  # before, after, at the top, on embeddings
+NORMS = {", an, , ": "post", "n, a, n, ": "pre"}  # before a sub-layer, after it, at the top, on embeddings
 ENTRY = re.compile(r"""(?:\? )?("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|.*?): *(\d{1,9})\s*""")  # of a vocabulary
-ESCAPES = {c: c for c in '"\\/ '} | dict(zip("0abtnvfre", "\0\a\b\t\n\v\f\r\x1b", strict=True))
-ESCAPES |= {"N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+ESCAPES = {c: c for c in '"\\/ '} | {
+    "0": "\0", "a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
+    "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}  # fmt: skip
 NEVER_WRITTEN = -1e9  # the bias of pieces that Marian does not know to be special
 
 CARD = """# A diglot model for Marian
@@ -122,12 +126,12 @@ marian-decoder -c decoder.yml < TEXT      # or pymarian
 
 Greedy translations were compared piece by piece when this was written. What differs:
 
-- Marian divides the log-probability of a hypothesis by its length to the power of `normalize`; diglot, as Wu et al. (2016), by
-  ((5 + length) / 6) to that power. So beam search may prefer another length.
+- Marian divides the log-probability of a hypothesis by its length to the power of `normalize`; diglot, as Wu et al.
+  (2016), by ((5 + length) / 6) to that power. So beam search may prefer another length.
 - Pieces that must not be written have a bias of -1e9 here, so their share of the probability falls to the others.
 - Marian computes attention and sinusoids in single precision with its own approximations.
-- It translates at most `max-length-factor` times the pieces of the source; diglot as many and 50 more, and splits long lines
-  at sentence ends first. diglot brings text into NFC.
+- It translates at most `max-length-factor` times the pieces of the source; diglot as many and 50 more.
+- diglot brings text into NFC and splits long lines at sentence ends first.
 """
 
 
@@ -185,8 +189,8 @@ def read_release(path: Path) -> Release:
     for name in (*models, *vocabularies):
         if (base / name).resolve().parent != root.resolve():
             raise ConversionError(
-                f"{path} names '{name}', which is not in {root}: copy it there, and name it without its directory, with "
-                "relative-paths: true."
+                f"{path} names '{name}', which is not in {root}: copy it there, and name it without its directory, "
+                "with relative-paths: true."
             )
     return Release(root, Path(models[0]).name, [Path(name).name for name in vocabularies], search)
 
@@ -194,10 +198,9 @@ def read_release(path: Path) -> Release:
 def check_settings(given: Yaml, where: str, fixed: Mapping[str, str], read: Yaml, inert: frozenset[str]) -> Yaml:
     """All settings with their defaults; unknown keys, and values that mean another computation, are refused."""
     wrong = [f"{key} is unknown" for key in sorted(given.keys() - fixed.keys() - read.keys() - inert - EMPTY.keys())]
+    only: Yaml = {**fixed, **EMPTY}
     wrong += [
-        f"{key} = {given[key]!r} is not {value!r}"
-        for key, value in (fixed | EMPTY).items()
-        if given.get(key, value) != value
+        f"{key} = {given[key]!r} is not {value!r}" for key, value in only.items() if given.get(key, value) != value
     ]
     wrong += [
         f"{key} = {given[key]!r} is no {type(value).__name__}"
@@ -211,13 +214,11 @@ def check_settings(given: Yaml, where: str, fixed: Mapping[str, str], read: Yaml
 
 def to_spec(where: Path, table: Yaml, search: Yaml) -> ModelSpec:
     """The configuration as ours."""
-    norms = tuple(cast("str", table[f"transformer-{place}"]).replace("d", "")
-                  for place in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb"))  # fmt: skip
+    places = ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
+    norms = ", ".join(cast("str", table[f"transformer-{place}"]).replace("d", "") for place in places)  # d is dropout
     activation = table["transformer-ffn-activation"]
     if norms not in NORMS or activation not in ("relu", "swish"):
-        raise ConversionError(
-            f"{where} tells of another network than diglot's: norms {', '.join(map(repr, norms))} with {activation}."
-        )
+        raise ConversionError(f"{where} tells of another network than diglot's: norms at '{norms}' with {activation}.")
     is_all, is_out, is_src = (table[f"tied-embeddings{end}"] == "true" for end in ("-all", "", "-src"))
     numbers = {ours: to_number(where, theirs, table[theirs]) for ours, theirs in NUMBERS.items()}
     beam, alpha = (to_number(where, key, search[key]) for key in ("beam-size", "normalize"))
@@ -240,9 +241,9 @@ def to_number(where: Path, key: str, value: str | list[str]) -> int | float:
         found = json.loads(cast("str", value))
     except (TypeError, ValueError, RecursionError):
         found = None
-    if type(found) not in (int, float):
-        raise ConversionError(f"{where}: {key} = {value!r} is no number.")
-    return found
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return found
+    raise ConversionError(f"{where}: {key} = {value!r} is no number.")
 
 
 def read_side(release: Release, side: int) -> tuple[bytes, list[str]]:
@@ -327,27 +328,31 @@ def read_yaml(text: str, where: str) -> Yaml:
     key = ""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.rstrip()
+        kept = found.get(key)
         if not line or line.startswith("#") or line == "---":
             continue
         if item := re.fullmatch(r"\s*- (.*)", line):
-            value, kept = unquote(item[1]), found.get(key)
-            if value is not None and isinstance(kept, list):
+            value = unquote(item[1])
+            if isinstance(kept, list) and value is not None:
                 kept.append(value)
                 continue
-        elif entry := re.fullmatch(r"([\w-]+):(?: (.*))?", line):
-            key, rest = entry[1], (entry[2] or "").strip()
-            values = (
-                [unquote(one.strip()) for one in rest[1:-1].split(",")] if rest[:1] == "[" and rest[-1:] == "]" else []
-            )
-            values = [] if rest == "[]" else values
-            value = [] if not rest else values if rest[0] == "[" else unquote(rest)
-            if value is not None and None not in value and key not in found:
-                found[key] = cast("str | list[str]", value)
+        elif (entry := re.fullmatch(r"([\w-]+):(?:\s+(.*))?", line)) and entry[1] not in found:
+            key, value = entry[1], read_value(entry[2] or "[]")
+            if value is not None:
+                found[key] = value
                 continue
-        elif re.fullmatch(r"\s+\[\]", line) and found.get(key) == []:
+        elif line.strip() == "[]" and kept == []:
             continue
         raise ConversionError(f"{where}, line {number}: diglot does not understand this: {line!r}.")
     return found
+
+
+def read_value(text: str) -> str | list[str] | None:
+    """A scalar, or a list of them in brackets; nothing, if it is none."""
+    if not (text.startswith("[") and text.endswith("]")):
+        return unquote(text)
+    items = [unquote(item.strip()) for item in text[1:-1].split(",") if item.strip()]
+    return None if None in items else cast("list[str]", items)
 
 
 def unquote(text: str) -> str | None:
@@ -379,8 +384,9 @@ def read_npz(root: Path, name: str) -> dict[str, NDArray[Any]]:
                 if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > path.stat().st_size:
                     raise ValueError("it is compressed, which Marian's are not")
                 content = io.BytesIO(archive.read(entry))
-                version = np.lib.format.read_magic(content)
-                shape, is_fortran, dtype = np.lib.format._read_array_header(content, version)
+                if np.lib.format.read_magic(content) != (1, 0):
+                    raise ValueError(f"{entry.filename} is of another version of NumPy's format")
+                shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(content)
                 if is_fortran or dtype.hasobject or dtype.kind not in "fiu":
                     raise ValueError(f"{entry.filename} holds {dtype}")
                 array = np.frombuffer(content.getbuffer()[content.tell() :], dtype.newbyteorder("="))
@@ -424,7 +430,7 @@ def write(stored: StoredModel, root: Path) -> None:
     arrays = {
         theirs: found[ours].numpy() for ours, theirs in sorted(name_all(config).items(), key=lambda item: item[1])
     }
-    before, after, top, _ = next(norms for norms, name in NORMS.items() if name == config.norm)
+    before, after, top, _ = next(norms.split(", ") for norms, name in NORMS.items() if name == config.norm)
     sides = stored.src_subwords, stored.tgt_subwords
     names = ["vocab.spm"] * 2 if sides[0] == sides[1] else [SOURCE, TARGET]
     numbers = {theirs: str(getattr(config, ours)) for ours, theirs in NUMBERS.items()}
@@ -490,7 +496,8 @@ class Peer:
         """The translations of pieces, as pieces."""
         root, shortest = self.release.root, min(map(len, sources)) + 1
         options = {
-            "models": str(root / self.release.model), "vocabs": [str(root / name) for name in self.release.vocabularies],
+            "models": str(root / self.release.model),
+            "vocabs": [str(root / name) for name in self.release.vocabularies],
             "beam_size": 1, "normalize": 0, "no_spm_encode": "true", "no_spm_decode": "true", "cpu_threads": 1,
             "max_length_factor": 2 + bound // shortest, "mini_batch": 32, "maxi_batch": 10, "workspace": 500,
             "log_level": "off",

@@ -7,7 +7,8 @@ vocab.json, or with target_vocab.json      the numbers of the pieces, of both la
 generation_config.json                     how it searches
 tokenizer_config.json                      languages, names of special pieces
 
-MarianMT is post-norm, has all biases, and LayerNorm's epsilon is 1e-5. Its decoder begins with a piece whose row is zero.
+MarianMT is post-norm, has all biases, and LayerNorm's epsilon is 1e-5. Its decoder begins with a piece whose row is
+zero, padding where that is so.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ tokenizer.batch_decode(model.generate(**tokenizer(["TEXT"], return_tensors="pt")
 
 Weights and pieces are the same, and greedy translations were compared when this was written. What differs:
 
-- transformers divides the log-probability of a hypothesis by its length to the power of `length_penalty`; diglot, as Wu et al.
-  (2016), by ((5 + length) / 6) to that power. So beam search may prefer another length.
+- transformers divides the log-probability of a hypothesis by its length to the power of `length_penalty`; diglot, as
+  Wu et al. (2016), by ((5 + length) / 6) to that power. So beam search may prefer another length.
 - Its beam search ends by another rule (`early_stopping`), and counts the piece that the decoder begins with.
 - LayerNorm's epsilon is 1e-5 in MarianMT, and 1e-6 in a model that diglot trained.
 - The tokenizer finds the names of special pieces, as `</s>`, in a text, too; diglot takes them as text, and brings
@@ -224,10 +225,12 @@ def check_ids(root: Path, table: Mapping[str, Any], names: Sequence[Sequence[str
 
 def check_bans(root: Path, table: Mapping[str, Any], subwords: Subwords) -> None:
     """Refuse a search that must not write what ours may."""
-    bans = table["bad_words_ids"] or []
-    single = [ban[0] if isinstance(ban, list) and len(cast("list[Any]", ban)) == 1 else ban for ban in bans]
-    allowed = {*subwords.unwritable(), *range(subwords.num_pieces, table["decoder_vocab_size"])}
-    if left := [ban for ban in (*single, *(table["suppress_tokens"] or [])) if ban not in allowed]:
+    bans = cast("list[Any]", table["bad_words_ids"] or [])
+    single: list[Any] = [ban[0] if isinstance(ban, list) and len(cast("list[Any]", ban)) == 1 else ban for ban in bans]
+    single += cast("list[Any]", table["suppress_tokens"] or [])
+    allowed: list[Any] = [*subwords.unwritable(), *range(subwords.num_pieces, table["decoder_vocab_size"])]
+    left = [ban for ban in single if ban not in allowed]
+    if left:
         raise ConversionError(f"{root / GENERATION}: diglot cannot keep the ban of the pieces {left}.")
 
 
@@ -306,8 +309,8 @@ def to_ours(
     start = table["decoder_start_token_id"]
     if tensors[TGT][start].any():
         raise ConversionError(
-            f"{root / CONFIG}: the row of decoder_start_token_id = {start} is not zero, and diglot's decoder begins with "
-            "the zero vector alone."
+            f"{root / CONFIG}: the row of decoder_start_token_id = {start} is not zero, and diglot's decoder begins "
+            "with the zero vector alone."
         )
     found = {ours: tensors[theirs].float() for ours, theirs in (names | tables).items()}
     found = weights.from_halves(found) | {"output.bias": found["output.bias"][0]}

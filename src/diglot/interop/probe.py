@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Protocol, cast
 
 import torch
@@ -26,7 +25,7 @@ from diglot.subwords import Subwords
 NUM_LINES = 100
 LONGEST = 30  # pieces of a line
 LONGEST_SOURCE = 100  # of a line that is given
-AT_ONCE = 50  # lines
+AT_ONCE = 100  # lines
 MAX_EXTRA = 20  # pieces of a translation beyond its source's
 TIE = 1e-4  # difference of two log-probabilities
 
@@ -97,20 +96,29 @@ class Comparison:
 
     def run(self, texts: Sequence[str]) -> Agreement:
         """Translate texts with both; the first real difference is an error."""
-        found, search = Agreement(), SearchConfig(method="greedy", max_extra=MAX_EXTRA)
+        found = Agreement()
+        for number, source, ours, theirs in self.translate(texts):
+            found.num_lines, found.num_pieces = found.num_lines + 1, found.num_pieces + len(ours)
+            if ours != theirs:
+                found.ties.append(self.explain(number, source, ours, theirs))
+        return found
+
+    def share_of_equal(self, texts: Sequence[str]) -> float:
+        """How many translations are the same."""
+        same = [ours == theirs for _, _, ours, theirs in self.translate(texts)]
+        return sum(same) / len(same)
+
+    def translate(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int], list[str], list[str]]]:
+        """Each text's number, its source pieces, and what both engines make of it."""
+        search = SearchConfig(method="greedy", max_extra=MAX_EXTRA)
         for start in range(0, len(texts), AT_ONCE):
-            some = texts[start : start + AT_ONCE]
-            sources = [self.split(number, text) for number, text in enumerate(some, start + 1)]
+            sources = [self.split(i, text) for i, text in enumerate(texts[start : start + AT_ONCE], start + 1)]
             bound = max(map(len, sources)) + 1 + MAX_EXTRA
             ours = [hypotheses[0] for hypotheses in self.engine.search(sources, search)]
             theirs = self.peer.greedy([[self.src_names[i] for i in source] for source in sources], bound)
-            for number, source, own, other in zip(count(start + 1), sources, ours, theirs, strict=False):
-                names = [self.tgt_names[i] for i in own.pieces]
-                found.num_lines, found.num_pieces = found.num_lines + 1, found.num_pieces + len(names)
-                other = other[: len(names)] if own.hit_bound else other
-                if names != other:
-                    found.ties.append(self.explain(number, source, names, other))
-        return found
+            for i, (source, own, other) in enumerate(zip(sources, ours, theirs, strict=True), start + 1):
+                names = [self.tgt_names[piece] for piece in own.pieces]
+                yield i, source, names, other[: len(names)] if own.hit_bound else other
 
     def split(self, number: int, text: str) -> list[int]:
         """A text as our pieces, which have to be theirs; unknown ones are alike, whatever their letters."""
@@ -121,8 +129,9 @@ class Comparison:
             one, two = ([self.src_names[i] for i in side] for side in (ours, known))
             place = first_difference(one, two)
             raise ConversionError(
-                f"diglot and {self.peer.name} split line {number} of the comparison in different ways: piece {place + 1} "
-                f"is {quote(one, place)} here and {quote(two, place)} there, of {text!r}. Nothing was written."
+                f"diglot and {self.peer.name} split line {number} of the comparison in different ways: piece "
+                f"{place + 1} is {quote(one, place)} here and {quote(two, place)} there, of {text!r}. Nothing was "
+                "written."
             )
         tag = self.tag_ids[number % len(self.tag_ids) :][:1] if self.tag_ids else []
         return tag + ours[:LONGEST_SOURCE]

@@ -24,6 +24,7 @@ from diglot.model import Transformer
 from diglot.subwords import Subwords
 from diglot.translator import TAG
 
+STACKS = "encoder", "decoder"
 READING = "w_q.weight", "w_k.weight", "w_v.weight", "w_1.weight", "embedding.weight", "output.weight", "positions.table"
 ADDING = "w_o.weight", "w_o.bias", "w_2.weight", "w_2.bias", "norm.weight", "norm.bias"
 FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -102,7 +103,7 @@ def check_depth(where: Path, config: ModelConfig, tensors: Mapping[str, Tensor])
 
 
 def complete(stored: StoredModel) -> dict[str, Tensor]:
-    """All that another engine may want: what is shared under each of its names, and biases that we have not as zeros."""
+    """All that another engine may want: what is shared under each of its names, biases that we have not as zeros."""
     config, own = stored.spec.model, weights_of(stored.model)
     loose = dataclasses.replace(config, tie="none", attention_bias=True, output_bias=True)
     shapes = shapes_of(loose, stored.src_subwords.num_pieces, stored.tgt_subwords.num_pieces)
