@@ -69,9 +69,12 @@ class Subwords:
 
     def _look_up(self, text: str) -> list[int]:
         """Pieces by their letters: of an imported model, what one language does not know the other one may."""
-        number, is_unused = self._processor.piece_to_id, self._processor.is_unused
-        pairs = zip(self._processor.encode(clean(text)), self._processor.encode(clean(text), out_type=str), strict=True)
-        return [n if i == self.unk_id and is_unused(n := number(word)) else i for i, word in pairs]
+        sp, text = self._processor, clean(text)
+        found: list[int] = []
+        letters: list[str] = sp.encode(text, out_type=str)
+        for piece, number in zip(sp.encode(text), map(self.number, letters), strict=True):
+            found.append(number if piece == self.unk_id and sp.is_unused(number) else piece)
+        return found
 
     def encode_sampled(self, text: str, alpha: float, seed: int) -> list[int]:
         """One of the many splits of a text, drawn by the seed: Kudo 2018 for unigram, Provilkov et al. 2020 for BPE.
@@ -119,6 +122,10 @@ class Subwords:
         raise TextError(
             f"this vocabulary has no piece for the target language '{language}'; it knows: {', '.join(tags)}."
         )
+
+    def number(self, piece: str) -> int:
+        """The id of a piece by its letters, that of the unknown one if there is none."""
+        return self._processor.piece_to_id(piece)
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The pieces of each text. Given many at once SentencePiece would start threads: who encodes much has processes

@@ -107,7 +107,7 @@ def write(stored: StoredModel, root: Path, quantization: str = "float32") -> Non
         (subwords, spec.register_target_vocabulary),
     ):
         register(pieces.names_of(side, stored.spec.languages.tags))
-    special = pieces.special_of(subwords)
+    special = pieces.read_special(subwords.proto)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     spec.config.add_source_eos = True
     spec.config.unk_token, spec.config.eos_token = special.unk, special.eos
@@ -150,7 +150,8 @@ class Peer:
     def split(self, text: str) -> None:
         """It takes pieces."""
 
-    def greedy(self, sources: Sequence[Sequence[str]], bound: int) -> list[list[str]]:
+    def greedy(self, sources: Sequence[Sequence[str]], max_extra: int) -> list[list[str]]:
         """The translations of pieces, as pieces."""
+        bound = max(map(len, sources)) + 1 + max_extra
         found = self.translator.translate_batch(sources, beam_size=1, max_decoding_length=bound, max_input_length=0)
         return [one.hypotheses[0] for one in found]

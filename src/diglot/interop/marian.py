@@ -15,6 +15,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -35,36 +36,34 @@ from diglot.config import ModelConfig, ModelSpec, from_dict
 from diglot.errors import ConversionError
 from diglot.interop import files, pieces, probe, weights
 from diglot.interop.pieces import Special
+from diglot.subwords import Subwords
+from diglot.translator import TAG
 
 DECODER, MODEL, CONFIG = "decoder.yml", "model.npz", "special:model.yml"
 SOURCE, TARGET = "source.spm", "target.spm"  # beside vocabularies that are no SentencePiece models
 Yaml = dict[str, str | list[str]]
 
-# ours: theirs, after encoder_lN_ and decoder_lN_; {pre} is _pre where norms come first
+# ours: theirs, after encoder_lN_ and decoder_lN_
 ENCODER_LAYER = {
     **{f"self_attention.w_{x}.weight": f"self_W{x}" for x in "qkvo"},
     **{f"self_attention.w_{x}.bias": f"self_b{x}" for x in "qkvo"},
-    "residual_1.norm.weight": "self_Wo_ln_scale{pre}",
-    "residual_1.norm.bias": "self_Wo_ln_bias{pre}",
+    "residual_1.norm.weight": "self_Wo_ln_scale",
+    "residual_1.norm.bias": "self_Wo_ln_bias",
     "feed_forward.w_1.weight": "ffn_W1",
     "feed_forward.w_1.bias": "ffn_b1",
     "feed_forward.w_2.weight": "ffn_W2",
     "feed_forward.w_2.bias": "ffn_b2",
-    "residual_2.norm.weight": "ffn_ffn_ln_scale{pre}",
-    "residual_2.norm.bias": "ffn_ffn_ln_bias{pre}",
+    "residual_2.norm.weight": "ffn_ffn_ln_scale",
+    "residual_2.norm.bias": "ffn_ffn_ln_bias",
 }
 DECODER_LAYER = ENCODER_LAYER | {
     **{f"cross_attention.w_{x}.weight": f"context_W{x}" for x in "qkvo"},
     **{f"cross_attention.w_{x}.bias": f"context_b{x}" for x in "qkvo"},
-    "residual_2.norm.weight": "context_Wo_ln_scale{pre}",
-    "residual_2.norm.bias": "context_Wo_ln_bias{pre}",
-    "residual_3.norm.weight": "ffn_ffn_ln_scale{pre}",
-    "residual_3.norm.bias": "ffn_ffn_ln_bias{pre}",
+    "residual_2.norm.weight": "context_Wo_ln_scale",
+    "residual_2.norm.bias": "context_Wo_ln_bias",
+    "residual_3.norm.weight": "ffn_ffn_ln_scale",
+    "residual_3.norm.bias": "ffn_ffn_ln_bias",
 }
-TOP = {
-    "encoder.norm.weight": "encoder_top_ln_scale", "encoder.norm.bias": "encoder_top_ln_bias",
-    "decoder.norm.weight": "decoder_top_ln_scale", "decoder.norm.bias": "decoder_top_ln_bias",
-}  # fmt: skip
 MATRICES = {
     "src_embedding.weight": "encoder_Wemb", "tgt_embedding.weight": "decoder_Wemb",
     "output.weight": "decoder_ff_logit_out_Wt", "output.bias": "decoder_ff_logit_out_b",
@@ -110,12 +109,13 @@ NUMBERS = {
     "d_model": "dim-emb", "d_ff": "transformer-dim-ffn", "num_heads": "transformer-heads",
     "num_encoder_layers": "enc-depth", "num_decoder_layers": "dec-depth",
 }  # fmt: skip
-NORMS = {", an, , ": "post", "n, a, n, ": "pre"}  # before a sub-layer, after it, at the top, on embeddings
+NORMS = ", an, , "  # before a sub-layer, after it, at the top, on embeddings; each is a string of letters
 ENTRY = re.compile(r"""(?:\? )?("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|.*?): *(\d{1,9})\s*""")  # of a vocabulary
 ESCAPES = {c: c for c in '"\\/ '} | {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }  # fmt: skip
+SPACE = "\u2581"  # as SentencePiece writes it
 NEVER_WRITTEN = -1e9  # the bias of pieces that Marian does not know to be special
 
 CARD = """# A diglot model for Marian
@@ -217,13 +217,12 @@ def to_spec(where: Path, table: Yaml, search: Yaml) -> ModelSpec:
     places = ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
     norms = ", ".join(cast("str", table[f"transformer-{place}"]).replace("d", "") for place in places)  # d is dropout
     activation = table["transformer-ffn-activation"]
-    if norms not in NORMS or activation not in ("relu", "swish"):
+    if norms != NORMS or activation not in ("relu", "swish"):
         raise ConversionError(f"{where} tells of another network than diglot's: norms at '{norms}' with {activation}.")
     is_all, is_out, is_src = (table[f"tied-embeddings{end}"] == "true" for end in ("-all", "", "-src"))
     numbers = {ours: to_number(where, theirs, table[theirs]) for ours, theirs in NUMBERS.items()}
     beam, alpha = (to_number(where, key, search[key]) for key in ("beam-size", "normalize"))
     model = numbers | {
-        "norm": NORMS[norms],
         "tie": "all" if is_all or (is_out and is_src) else "output" if is_out else "none",
         "activation": activation,
         "attention_bias": True,
@@ -251,7 +250,8 @@ def read_side(release: Release, side: int) -> tuple[bytes, list[str]]:
     root, name = release.root, release.vocabularies[side]
     if name.endswith(".spm"):
         proto = pieces.check(files.read_bytes(root, name), str(root / name))
-        return proto, [piece.text for piece in pieces.read_pieces(proto)]
+        return proto, [piece.text.removeprefix(SPACE) if is_tag(piece.text) else piece.text
+                       for piece in pieces.read_pieces(proto)]  # fmt: skip
     proto = pieces.check(files.read_bytes(root, (SOURCE, TARGET)[side]), str(root / (SOURCE, TARGET)[side]))
     numbers: dict[str, int] = {}
     for place, line in enumerate(files.read_text(root, name).replace("\n: ", ": ").split("\n"), 1):
@@ -269,6 +269,11 @@ def read_side(release: Release, side: int) -> tuple[bytes, list[str]]:
             f"{root / name} does not number its {len(numbers):,} pieces from 0 without a gap, or lacks one."
         )
     return proto, sorted(numbers, key=lambda piece: numbers[piece])
+
+
+def is_tag(piece: str) -> bool:
+    """Whether a piece asks for a language at the beginning of a text, where SentencePiece puts a space."""
+    return TAG.fullmatch(piece.removeprefix(SPACE)) is not None
 
 
 def to_ours(
@@ -293,8 +298,7 @@ def to_ours(
 def name_all(config: ModelConfig, *, is_shared: bool = False) -> dict[str, str]:
     """Their names of all weights, by ours; `is_shared`: of the embeddings alone."""
     layers = weights.name_layers(config, ENCODER_LAYER, DECODER_LAYER, "{stack}_l{layer}_", first=1)
-    names = {ours: theirs.format(pre="_pre" if config.norm == "pre" else "") for ours, theirs in layers.items()}
-    names |= MATRICES | (TOP if config.norm == "pre" else {})
+    names = layers | MATRICES
     if is_shared or config.tie == "all":
         names |= dict.fromkeys(("src_embedding.weight", "tgt_embedding.weight"), SHARED)
     if config.tie != "none":
@@ -430,15 +434,13 @@ def write(stored: StoredModel, root: Path) -> None:
     arrays = {
         theirs: found[ours].numpy() for ours, theirs in sorted(name_all(config).items(), key=lambda item: item[1])
     }
-    before, after, top, _ = next(norms.split(", ") for norms, name in NORMS.items() if name == config.norm)
-    sides = stored.src_subwords, stored.tgt_subwords
+    sides = [with_tags(side, stored.spec.languages.tags) for side in (stored.src_subwords, stored.tgt_subwords)]
     names = ["vocab.spm"] * 2 if sides[0] == sides[1] else [SOURCE, TARGET]
     numbers = {theirs: str(getattr(config, ours)) for ours, theirs in NUMBERS.items()}
     settings: Yaml = {
         **READ, **FIXED, **EMPTY, **numbers,
-        "dim-vocabs": [str(side.num_pieces) for side in sides],
+        "dim-vocabs": [str(stored.src_subwords.num_pieces), str(stored.tgt_subwords.num_pieces)],
         "transformer-ffn-activation": config.activation,
-        "transformer-preprocess": before, "transformer-postprocess": "d" + after, "transformer-postprocess-top": top,
         "tied-embeddings-all": json.dumps(config.tie == "all"), "tied-embeddings": json.dumps(config.tie == "output"),
         "version": "diglot",
     }  # fmt: skip
@@ -450,14 +452,25 @@ def write(stored: StoredModel, root: Path) -> None:
     }  # fmt: skip
     files.write_files(root, {
         DECODER: write_yaml(decoder).encode(), MODEL: write_npz(arrays),
-        **{name: side.proto for name, side in zip(names, sides, strict=True)}, "README.md": CARD.encode(),
+        **dict(zip(names, sides, strict=True)), "README.md": CARD.encode(),
     })  # fmt: skip
+
+
+def with_tags(subwords: Subwords, tags: Sequence[str]) -> bytes:
+    """The SentencePiece model where a tag is found in a text, since Marian is not told it beside the text."""
+    names = pieces.names_of(subwords, tags)
+    new = [
+        dataclasses.replace(piece, text=SPACE + name, kind=pieces.USER_DEFINED) if is_tag(name) else piece
+        for piece, name in zip(pieces.read_pieces(subwords.proto), names, strict=True)
+    ]
+    return pieces.write_pieces(subwords.proto, new, pieces.read_special(subwords.proto)) if tags else subwords.proto
 
 
 def check_expressible(config: ModelConfig) -> None:
     """Refuse what Marian cannot compute."""
     base = weights.marian_base(config.d_model)
     refused = {
+        "model.norm = 'pre' that it decodes as it was trained": config.norm == "pre",
         f"model.positions = '{config.positions}'": config.positions != "sinusoidal",
         f"model.position_base = {config.position_base!r}; train with {base!r}": not math.isclose(
             config.position_base, base
@@ -473,10 +486,9 @@ def check_expressible(config: ModelConfig) -> None:
 
 WORKER = """
 import json, sys, pymarian
-options, lines = json.load(sys.stdin)
-found = pymarian.Translator(**options).translate(lines)
-print("\\n" + json.dumps(found))
+print("\\n" + json.dumps([pymarian.Translator(**options).translate(lines) for options, lines in json.load(sys.stdin)]))
 """
+SHORT, LONG = 4, 16  # pieces: bounds of the groups in which sources go, because Marian's bound is a factor
 
 
 class Peer:
@@ -492,19 +504,31 @@ class Peer:
     def split(self, text: str) -> None:
         """It is given pieces: how its own SentencePiece splits a text is not to be seen from outside."""
 
-    def greedy(self, sources: Sequence[Sequence[str]], bound: int) -> list[list[str]]:
+    def greedy(self, sources: Sequence[Sequence[str]], max_extra: int) -> list[list[str]]:
         """The translations of pieces, as pieces."""
-        root, shortest = self.release.root, min(map(len, sources)) + 1
+        root, release = self.release.root, self.release
+        is_spm = release.vocabularies[0].endswith(".spm")  # where a tag has a space before it
+        sources = [[SPACE + piece if is_spm and is_tag(piece) else piece for piece in one] for one in sources]
+        files_of = {"models": str(root / release.model), "vocabs": [str(root / name) for name in release.vocabularies]}
         options = {
-            "models": str(root / self.release.model),
-            "vocabs": [str(root / name) for name in self.release.vocabularies],
             "beam_size": 1, "normalize": 0, "no_spm_encode": "true", "no_spm_decode": "true", "cpu_threads": 1,
-            "max_length_factor": 2 + bound // shortest, "mini_batch": 32, "maxi_batch": 10, "workspace": 500,
-            "log_level": "off",
+            "mini_batch": 32, "maxi_batch": 10, "workspace": 500, "log_level": "off",
         }  # fmt: skip
-        asked = json.dumps([options, [" ".join(source) for source in sources]])
-        done = subprocess.run([sys.executable, "-c", WORKER], input=asked, capture_output=True, text=True, check=False)
+        groups = [[i for i, one in enumerate(sources) if low <= len(one) < high]
+                  for low, high in ((1, SHORT), (SHORT, LONG), (LONG, 1 << 30))]  # fmt: skip
+        asked = [
+            ({**files_of, **options, "max_length_factor": 2 + max_extra // low}, [" ".join(sources[i]) for i in group])
+            for low, group in zip((1, SHORT, LONG), groups, strict=True)
+            if group
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER], input=json.dumps(asked), capture_output=True, text=True, check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
         if done.returncode:
             said = [line for line in done.stderr.split("\n") if line.strip()]
             raise ConversionError(f"Marian cannot translate with {root}: {said[-1] if said else done.returncode}.")
-        return [line.split() for line in cast("list[str]", json.loads(done.stdout.rstrip("\n").rpartition("\n")[2]))]
+        answers = cast("list[list[str]]", json.loads(done.stdout.rstrip("\n").rpartition("\n")[2]))
+        lines = [line for answer in answers for line in answer]
+        places = [i for group in groups for i in group]
+        return [line.split(" ") if line else [] for _, line in sorted(zip(places, lines, strict=True))]

@@ -377,7 +377,7 @@ def write(stored: StoredModel, root: Path) -> None:
     check_expressible(config)
     subwords = stored.src_subwords, stored.tgt_subwords
     names = [pieces.names_of(side, languages.tags) for side in subwords]
-    special, pad_id, eos_id = pieces.special_of(subwords[1]), subwords[1].pad_id, subwords[1].eos_id
+    special, pad_id, eos_id = pieces.read_special(subwords[1].proto), subwords[1].pad_id, subwords[1].eos_id
     found = weights.complete(stored)
     start_id = pad_id
     if found["tgt_embedding.weight"][pad_id].any():  # a row that was learnt: they begin with another, which is zero
@@ -425,7 +425,7 @@ def write(stored: StoredModel, root: Path) -> None:
 
 def check_expressible(config: ModelConfig) -> None:
     """Refuse what MarianMT cannot compute."""
-    refused = ["model.norm = 'pre' (--to ctranslate2 or marian can)"] if config.norm == "pre" else []
+    refused = ["model.norm = 'pre' (--to ctranslate2 has it)"] if config.norm == "pre" else []
     if config.d_k not in (0, config.d_model // config.num_heads):
         refused.append(f"model.d_k = {config.d_k}")
     if refused:
@@ -480,17 +480,18 @@ class Peer:
         """A source text as pieces."""
         return self.tokenizer.tokenize(text)
 
-    def greedy(self, sources: Sequence[Sequence[str]], bound: int) -> list[list[str]]:
+    def greedy(self, sources: Sequence[Sequence[str]], max_extra: int) -> list[list[str]]:
         """The translations of pieces, as pieces."""
         numbers: dict[str, int] = self.tokenizer.encoder
         unk, eos = numbers[self.tokenizer.unk_token], self.model.config.eos_token_id
         found: list[list[str]] = []
         rows, lengths = pad([[*[numbers.get(p, unk) for p in one], eos] for one in sources], eos)
         src = torch.from_numpy(rows)
+        bans = [i for i in self.unwritable if i < self.model.config.decoder_vocab_size]
         out = self.model.generate(
-            input_ids=src, attention_mask=padding_mask(torch.from_numpy(lengths), src.size(1)).long(),
-            num_beams=1, do_sample=False, max_new_tokens=bound, max_length=None, forced_eos_token_id=None,
-            suppress_tokens=[i for i in self.unwritable if i < self.model.config.decoder_vocab_size],
+            input_ids=src, attention_mask=padding_mask(torch.from_numpy(lengths), src.size(1)).long(), num_beams=1,
+            do_sample=False, max_new_tokens=int(lengths.max()) + max_extra, max_length=None, forced_eos_token_id=None,
+            suppress_tokens=bans,
         )  # fmt: skip
         for row in cast("list[list[int]]", out[:, 1:].tolist()):
             end = row.index(eos) if eos in row else len(row)

@@ -96,6 +96,14 @@ def read_pieces(proto: bytes) -> list[Piece]:
     return found
 
 
+def read_special(proto: bytes) -> Special:
+    """How a SentencePiece model calls its special pieces."""
+    said = {
+        n: name for number, _, content in fields_of(proto) if number == TRAINER for n, _, name in fields_of(content)
+    }
+    return Special(**{role: said[n].decode() for role, n in SPECIAL_NAMES.items() if n in said})
+
+
 def write_pieces(proto: bytes, pieces: Sequence[Piece], special: Special) -> bytes:
     """The same SentencePiece model with other pieces, and what is special among them."""
     new = [
@@ -133,7 +141,10 @@ def arrange(proto: bytes, vocabulary: Sequence[str], special: Special) -> bytes:
             return Piece(text, kind=CONTROL)
         return own.get(text, Piece(text, NEVER, UNUSED))
 
-    return write_pieces(proto, [find(text) for text in vocabulary], special)
+    new = [find(text) for text in vocabulary]
+    if new == read_pieces(proto) and special == read_special(proto):
+        return proto
+    return write_pieces(proto, new, special)
 
 
 def check(proto: bytes, where: str) -> bytes:
@@ -146,19 +157,12 @@ def check(proto: bytes, where: str) -> bytes:
     raise ConversionError(f"{where} is not a SentencePiece model.")
 
 
-def special_of(subwords: Subwords) -> Special:
-    """How the special pieces of a vocabulary are called."""
-    unk = next(piece.text for piece in read_pieces(subwords.proto) if piece.kind == UNKNOWN)
-    eos, pad = subwords.words([subwords.eos_id, subwords.pad_id])
-    return Special(unk, eos, pad)
-
-
 def extend(subwords: Subwords, new: Sequence[str]) -> Subwords:
     """The vocabulary with new pieces behind the others, each of which is kept whole wherever it stands in a text; a tag
     of a language, as >>de<<, is no text."""
     more = [Piece(text, kind=CONTROL if TAG.fullmatch(text) else USER_DEFINED) for text in new]
     pieces = [*read_pieces(subwords.proto), *more]
-    return Subwords(write_pieces(subwords.proto, pieces, special_of(subwords)))
+    return Subwords(write_pieces(subwords.proto, pieces, read_special(subwords.proto)))
 
 
 def names_of(subwords: Subwords, tags: Sequence[str]) -> list[str]:

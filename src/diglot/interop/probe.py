@@ -20,7 +20,7 @@ from diglot.config import SearchConfig
 from diglot.engines.torch import TorchEngine
 from diglot.errors import ConversionError
 from diglot.interop import pieces
-from diglot.subwords import Subwords
+from diglot.subwords import Subwords, clean
 
 NUM_LINES = 100
 LONGEST = 30  # pieces of a line
@@ -39,8 +39,8 @@ class Peer(Protocol):
         """A source text as pieces, if the engine does that."""
         ...
 
-    def greedy(self, sources: Sequence[Sequence[str]], bound: int) -> list[list[str]]:
-        """Translations of at most `bound` pieces, without their end."""
+    def greedy(self, sources: Sequence[Sequence[str]], max_extra: int) -> list[list[str]]:
+        """Translations without their end, which may have so many pieces more than their sources."""
         ...
 
 
@@ -113,16 +113,15 @@ class Comparison:
         search = SearchConfig(method="greedy", max_extra=MAX_EXTRA)
         for start in range(0, len(texts), AT_ONCE):
             sources = [self.split(i, text) for i, text in enumerate(texts[start : start + AT_ONCE], start + 1)]
-            bound = max(map(len, sources)) + 1 + MAX_EXTRA
             ours = [hypotheses[0] for hypotheses in self.engine.search(sources, search)]
-            theirs = self.peer.greedy([[self.src_names[i] for i in source] for source in sources], bound)
+            theirs = self.peer.greedy([[self.src_names[i] for i in source] for source in sources], MAX_EXTRA)
             for i, (source, own, other) in enumerate(zip(sources, ours, theirs, strict=True), start + 1):
                 names = [self.tgt_names[piece] for piece in own.pieces]
                 yield i, source, names, other[: len(names)] if own.hit_bound else other
 
     def split(self, number: int, text: str) -> list[int]:
         """A text as our pieces, which have to be theirs; unknown ones are alike, whatever their letters."""
-        subwords = self.stored.src_subwords
+        subwords, text = self.stored.src_subwords, clean(text)
         ours, theirs = subwords.encode(text), self.peer.split(text)
         known = [self.src_ids.get(piece, subwords.unk_id) for piece in theirs] if theirs is not None else ours
         if ours != known:

@@ -24,7 +24,6 @@ from diglot.model import Transformer
 from diglot.subwords import Subwords
 from diglot.translator import TAG
 
-STACKS = "encoder", "decoder"
 READING = "w_q.weight", "w_k.weight", "w_v.weight", "w_1.weight", "embedding.weight", "output.weight", "positions.table"
 ADDING = "w_o.weight", "w_o.bias", "w_2.weight", "w_2.bias", "norm.weight", "norm.bias"
 FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
