@@ -14,10 +14,10 @@ from diglot.errors import ConversionError
 from diglot.interop import ctranslate2, files, marian, marian_hf, pieces, weights
 from diglot.interop.probe import Agreement, Comparison, Peer, draw_texts
 from diglot.model import Transformer
+from diglot.progress import Reporter
 from diglot.subwords import clean
 from diglot.translator import TAG
 
-FORMATS = "transformers", "ctranslate2", "marian"
 CARD = """# {src} to {tgt}
 
 Imported by diglot from {where}. Its data, its scores and its licence are those of the model that it was made from.
@@ -25,13 +25,13 @@ Imported by diglot from {where}. Its data, its scores and its licence are those 
 
 
 def import_model(
-    path: Path, out: Path, *, languages: dict[str, str], new_pieces: Sequence[str] = (), texts: Sequence[str] = (),
-    is_checked: bool = True,
+    path: Path, out: Path, languages: dict[str, str], new_pieces: Sequence[str] = (), texts: Sequence[str] = (), *,
+    is_checked: bool = True, quiet: bool = False,
 ) -> Agreement | None:  # fmt: skip
     """A model of another engine, or one of ours, as a model directory; `new_pieces` join its vocabulary."""
     files.check_free(out)
     stored, where, make_peer = read_any(path)
-    found = Comparison(stored, make_peer()).run(with_drawn(stored, texts)) if is_checked and make_peer else None
+    found = compare(stored, make_peer, texts, Reporter(quiet)) if is_checked and make_peer else None
     stored.spec = dataclasses.replace(stored.spec, languages=update_section(stored.spec.languages, languages))
     if new_pieces:
         stored = with_new_pieces(stored, new_pieces)
@@ -65,11 +65,11 @@ def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
 
 
 def export_model(
-    model: Path, out: Path, *, to: str, is_int8: bool = False, texts: Sequence[str] = (), is_checked: bool = True
-) -> tuple[Agreement | None, float]:
-    """One of our models for another engine; also the share of lines that 8 bits translate as 32 do."""
-    stored, same = checkpoint.load_model(model), 1.0
-    lines = with_drawn(stored, texts)
+    model: Path, out: Path, to: str, texts: Sequence[str] = (), *, is_int8: bool = False, is_checked: bool = True,
+    quiet: bool = False,
+) -> Agreement | None:  # fmt: skip
+    """One of our models for another engine."""
+    stored = checkpoint.load_model(model)
     with files.appearing(out) as new:
         if to == "transformers":
             marian_hf.write(stored, new)
@@ -80,12 +80,25 @@ def export_model(
         else:
             ctranslate2.write(stored, new)
             make_peer = partial(ctranslate2.Peer, new)
-        found = Comparison(stored, make_peer()).run(lines) if is_checked else None
+        found = compare(stored, make_peer, texts, Reporter(quiet)) if is_checked else None
         if is_int8:
             ctranslate2.write(stored, new, "int8")
             if is_checked:
-                same = Comparison(stored, ctranslate2.Peer(new, "int8")).share_of_equal(lines)
-    return found, same
+                share = Comparison(stored, ctranslate2.Peer(new, "int8")).share_of_equal(with_drawn(stored, texts))
+                Reporter(quiet).say(f"With 8 bits {100 * share:.1f} % of the lines are translated the same.")
+    return found
+
+
+def compare(stored: StoredModel, make_peer: Callable[[], Peer], texts: Sequence[str], reporter: Reporter) -> Agreement:
+    """Compare our engine with another one, and tell what came of it."""
+    found = Comparison(stored, make_peer()).run(with_drawn(stored, texts))
+    for tie in found.ties:
+        reporter.say(f"A tie: diglot and the other engine translate {tie}.")
+    reporter.say(
+        f"Both engines translate {found.num_lines:,} lines into the same {found.num_pieces:,} pieces"
+        + (f", but for {len(found.ties)} ties." if found.ties else ".")
+    )
+    return found
 
 
 def with_drawn(stored: StoredModel, texts: Sequence[str]) -> list[str]:
