@@ -43,7 +43,7 @@ from diglot.training import train
 from training_runs import small_recipe, write_pairs
 
 SOURCE = Path(diglot.__file__).parent
-OURS = {"ConfigError", "TextError", "CheckpointError", "TrainingError", "RankError", "_not_utf8"}
+OURS = {"ConversionError", "ConfigError", "TextError", "CheckpointError", "TrainingError", "RankError", "_not_utf8"}
 CASES: list[tuple[str, Callable[[SimpleNamespace], object], bool]] = []
 
 
@@ -327,7 +327,9 @@ case("cannot read DIR/other/x: No such file or directory.")(
 case("DIR/other/config.toml is broken: it is not the file that was written.")(
     lambda at: with_manifest(at, b'{"format": 1, "files": {"config.toml": {"bytes": 1, "sha256": ""}}}')
 )
-case("DIR/broken/config.toml shares one matrix between the languages (tie = 'all'), but there are two vocabularies.")(
+case(
+    "DIR/broken/config.toml shares one matrix between the languages (tie = 'all'), but the vocabularies have 417 and ... pieces."
+)(
     lambda at: broken_model(
         at, lambda f: f.update({"subwords.src.model": f.pop("subwords.model"), "subwords.tgt.model": at.other_proto})
     )

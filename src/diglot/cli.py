@@ -416,7 +416,6 @@ def import_(
     add_pieces: Annotated[Path | None, typer.Option(metavar="FILE", help="New pieces, one a line.")] = None,
     probe: Probe = None,
     unchecked: Unchecked = False,
-    quiet: Quiet = False,
 ) -> None:
     """Read a model of another engine. Both then translate the same text, and have to agree piece by piece.
 
@@ -428,7 +427,7 @@ def import_(
     from diglot.interop.convert import import_model
 
     new, lines = (read_text(file) if file else [] for file in (add_pieces, probe))
-    import_model(path, out, given(src=src_lang, tgt=tgt_lang), new, lines, is_checked=not unchecked, quiet=quiet)
+    import_model(path, out, given(src=src_lang, tgt=tgt_lang), new, lines, is_checked=not unchecked)
 
 
 @app.command()
@@ -439,7 +438,6 @@ def export(
     int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits, for ctranslate2.")] = False,
     probe: Probe = None,
     unchecked: Unchecked = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write a model for another engine. Both then translate the same text, and have to agree piece by piece.
 
@@ -449,10 +447,7 @@ def export(
     """
     from diglot.interop.convert import export_model
 
-    if to not in ("transformers", "ctranslate2", "marian") or (int8 and to != "ctranslate2"):
-        raise typer.BadParameter("--to takes transformers, ctranslate2 or marian; --int8 is of ctranslate2")
-    lines = read_text(probe) if probe else []
-    export_model(model, out, to, lines, is_int8=int8, is_checked=not unchecked, quiet=quiet)
+    export_model(model, out, to, read_text(probe) if probe else [], is_int8=int8, is_checked=not unchecked)
 
 
 @app.command()

@@ -26,12 +26,12 @@ Imported by diglot from {where}. Its data, its scores and its licence are those 
 
 def import_model(
     path: Path, out: Path, languages: dict[str, str], new_pieces: Sequence[str] = (), texts: Sequence[str] = (), *,
-    is_checked: bool = True, quiet: bool = False,
+    is_checked: bool = True,
 ) -> Agreement | None:  # fmt: skip
     """A model of another engine, or one of ours, as a model directory; `new_pieces` join its vocabulary."""
     files.check_free(out)
     stored, where, make_peer = read_any(path)
-    found = compare(stored, make_peer, texts, Reporter(quiet)) if is_checked and make_peer else None
+    found = compare(stored, make_peer, texts, Reporter()) if is_checked and make_peer else None
     stored.spec = dataclasses.replace(stored.spec, languages=update_section(stored.spec.languages, languages))
     if new_pieces:
         stored = with_new_pieces(stored, new_pieces)
@@ -65,10 +65,15 @@ def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
 
 
 def export_model(
-    model: Path, out: Path, to: str, texts: Sequence[str] = (), *, is_int8: bool = False, is_checked: bool = True,
-    quiet: bool = False,
+    model: Path, out: Path, to: str, texts: Sequence[str] = (), *, is_int8: bool = False, is_checked: bool = True
 ) -> Agreement | None:  # fmt: skip
     """One of our models for another engine."""
+    if to not in ("transformers", "ctranslate2", "marian") or (is_int8 and to != "ctranslate2"):
+        raise ConversionError(
+            f"diglot writes for transformers, ctranslate2 (there with --int8, too) and marian, not for '{to}'"
+            + (" with --int8." if is_int8 else ".")
+        )
+    files.check_free(out)
     stored = checkpoint.load_model(model)
     with files.appearing(out) as new:
         if to == "transformers":
@@ -80,12 +85,12 @@ def export_model(
         else:
             ctranslate2.write(stored, new)
             make_peer = partial(ctranslate2.Peer, new)
-        found = compare(stored, make_peer, texts, Reporter(quiet)) if is_checked else None
+        found = compare(stored, make_peer, texts, Reporter()) if is_checked else None
         if is_int8:
             ctranslate2.write(stored, new, "int8")
             if is_checked:
                 share = Comparison(stored, ctranslate2.Peer(new, "int8")).share_of_equal(with_drawn(stored, texts))
-                Reporter(quiet).say(f"With 8 bits {100 * share:.1f} % of the lines are translated the same.")
+                Reporter().say(f"With 8 bits {100 * share:.1f} % of the lines are translated the same.")
     return found
 
 
