@@ -334,21 +334,17 @@ def name_all(config: ModelConfig) -> dict[str, str]:
 
 def with_all_matrices(where: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors with each matrix of pieces under its own name, where the file may have what is one under any."""
-    groups = {
-        (True, True): [[SHARED, SRC, TGT, OUT]],
-        (False, True): [[SRC], [TGT, OUT]],
-        (True, False): [[SHARED, SRC, TGT], [OUT]],
-        (False, False): [[SRC], [TGT], [OUT]],
-    }[table["share_encoder_decoder_embeddings"], table["tie_word_embeddings"]]
+    is_shared, is_tied = table["share_encoder_decoder_embeddings"], table["tie_word_embeddings"]
+    tied = [SHARED, SRC, TGT, OUT] if is_shared and is_tied else [TGT, OUT] if is_tied else []
     found = {BIAS: torch.zeros(1, table["decoder_vocab_size"]), **tensors}  # older files have no bias
-    for group in groups:
-        first, *others = [name for name in group if name in tensors] or [""]
-        for name in others:
-            if tensors[name].dtype != tensors[first].dtype or not torch.equal(tensors[name], tensors[first]):
-                raise ConversionError(f"{where}: {name} is not {first}, although the configuration makes them one.")
-        found |= {name: tensors[first] for name in group if first}
-    if SHARED in groups[0]:
-        found.pop(SHARED, None)
+    first, *others = [name for name in tied if name in tensors] or [""]
+    for name in others:
+        if tensors[name].dtype != tensors[first].dtype or not torch.equal(tensors[name], tensors[first]):
+            raise ConversionError(f"{where}: {name} is not {first}, although the configuration makes them one.")
+    found |= {name: tensors[first] for name in tied if first}
+    if is_shared and SHARED in found:
+        shared = found.pop(SHARED)
+        found = {SRC: shared, TGT: shared} | found  # where nothing is tied these are others, if they are there
     return found
 
 
