@@ -1,4 +1,4 @@
-"""Models of other engines for tests: small, with random weights, made by those engines themselves; and how to spoil one."""
+"""Models of other engines for tests: small, with random weights, made by those engines; and how to spoil one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,27 @@ def texts_of(proto: bytes) -> list[str]:
     return [sp.id_to_piece(i) for i in range(sp.vocab_size()) if not (sp.is_control(i) or sp.is_unknown(i))]
 
 
+SPREAD = {  # standard deviations, times that of a sum of as many numbers
+    r"\.w_[qk]\.weight|[qk]_proj\.weight": 3.0, r"\.w_[vo]\.weight|(v|out)_proj\.weight": 2.0,
+    r"\.w_[12]\.weight|fc[12]\.weight": 0.5, r"embed|shared": 2.0, r"output\.weight|lm_head": 1.0,
+}  # fmt: skip
+
+
+def liven(model: torch.nn.Module, most: float = 9.0) -> None:
+    """Random weights with which a network looks at its source and does not say the same for ever, as most do. The
+    price: such networks magnify their own rounding; with `most` at 1 they do not."""
+    for name, parameter in model.named_parameters():
+        spread = min(most, next((value for pattern, value in SPREAD.items() if re.search(pattern, name)), 0.0))
+        if not parameter.requires_grad:
+            continue
+        if spread:
+            parameter.data.normal_(0, spread * parameter.size(1) ** -0.5)
+        elif "norm" in name and name.endswith("weight"):
+            parameter.data.normal_(1, 0.2)
+        else:
+            parameter.data.normal_(0, 0.05)
+
+
 @dataclass
 class Vocabulary:
     """Two SentencePiece models, and the numbers of their pieces; some pieces have none."""
@@ -63,7 +85,7 @@ class Vocabulary:
         return cls(src, tgt, names * 2 if is_shared else names)
 
 
-def draw_marian_mt(root: Path, seed: int, vocabulary: Vocabulary, **options: Any) -> Any:
+def draw_marian_mt(root: Path, seed: int, vocabulary: Vocabulary, most: float = 9.0, **options: Any) -> Any:
     """A MarianMT with random weights, written by transformers; the answer is its model."""
     from transformers import MarianConfig, MarianMTModel
 
@@ -84,14 +106,11 @@ def draw_marian_mt(root: Path, seed: int, vocabulary: Vocabulary, **options: Any
     })  # fmt: skip
     torch.manual_seed(seed)
     model = MarianMTModel(config).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_norm = "layer_norm.weight" in name
-            parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm or "bias" in name else 0.4)
+    liven(model, most)
     for matrix in (model.get_input_embeddings(), model.get_decoder().embed_tokens, model.lm_head):
         matrix.weight.data[pad] = 0
     if rng.random() < 0.7:
-        model.final_logits_bias.normal_()
+        model.final_logits_bias.normal_(0, 0.05)
     root.mkdir(parents=True)
     model.save_pretrained(root)
     write_tokenizer(root, vocabulary)
@@ -206,7 +225,8 @@ def spoil_tensors(path: Path, rng: random.Random, mark: Path) -> None:
     old = tensors[name]
     changes = [
         lambda: old.T.contiguous(), lambda: old[:-1].contiguous(), lambda: old.flatten(), lambda: old.to(torch.int32),
-        lambda: old.double() * float("nan") if old.is_floating_point() else old, lambda: torch.zeros(0), lambda: torch.tensor(1.0),
+        lambda: old.double() * float("nan") if old.is_floating_point() else old, lambda: torch.zeros(0),
+        lambda: torch.tensor(1.0),
         lambda: torch.zeros(1).expand(10**6, 10**3) if path.suffix == ".bin" else torch.zeros(3),
         lambda: old.to_sparse() if path.suffix == ".bin" else old.to(torch.bool),
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from diglot.interop.probe import Comparison, draw_texts
 from diglot.model import Transformer, padding_mask
 from diglot.subwords import Subwords, learn
 from diglot.training import train
-from foreign_models import PHRASES, Vocabulary, draw_marian_mt, learn_spm, spoil, texts_of
+from foreign_models import PHRASES, Vocabulary, draw_marian_mt, learn_spm, liven, spoil, texts_of
 from training_runs import small_recipe
 
 MARIAN_BASE = weights.marian_base(32)
@@ -56,8 +57,7 @@ def make_model(subwords: Subwords, tmp_path_factory: pytest.TempPathFactory):
         config = ModelConfig(**sizes | options)
         torch.manual_seed(3)
         model = Transformer(config, subwords.num_pieces, tgt_subwords.num_pieces)
-        for parameter in model.parameters():
-            parameter.data.normal_(0, 0.3)
+        liven(model)
         files = checkpoint.model_files(
             ModelSpec(config, LanguagesConfig("en", "de", tags)),
             checkpoint.weights_of(model),
@@ -82,9 +82,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
             root = tmp_path_factory.mktemp("run")
             made[norm, base] = train(
                 small_recipe(
-                    root, "run", f"model.norm={norm}", f"model.position_base={base!r}", "train.max_updates=250",
-                    "train.valid_every=250", "train.update_pieces=1000", "data.micro_batch=2000",
-                    "train.learning_rate_scale=2", "model.dropout=0.0", "train.precision=fp32", num=2000,
+                    root, "run", f"model.norm={norm}", f"model.position_base={base!r}", "train.max_updates=1500",
+                    "train.valid_every=1500", "train.update_pieces=1500", "data.micro_batch=3000", "model.d_ff=128",
+                    "train.warmup_steps=200", "train.learning_rate_scale=0.7", "model.dropout=0.0",
+                    "train.log_every=500", num=3000,
                 ), quiet=True,
             ).model  # fmt: skip
         return made[norm, base]
@@ -100,8 +101,8 @@ def real_lines(data: Path, num: int) -> list[str]:
 # ------------------------------------------------------------------- MarianMT
 
 
-def logits_of_both(theirs: Any, stored: StoredModel, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of random pieces by transformers' network and by ours, of the pieces that both have."""
+def error_of_logits(theirs: Any, stored: StoredModel, seed: int) -> float:
+    """How far the logits of random pieces by transformers' network and by ours are apart, to the largest of them."""
     generator = torch.Generator().manual_seed(seed)
     num = theirs.config.decoder_vocab_size
     src = torch.randint(2, theirs.config.vocab_size - 1, (4, 13), generator=generator)
@@ -111,7 +112,18 @@ def logits_of_both(theirs: Any, stored: StoredModel, seed: int) -> tuple[torch.T
     with torch.inference_mode():
         one = theirs(input_ids=src, attention_mask=mask.long(), decoder_input_ids=shifted).logits
         two = stored.model.eval().project(stored.model(src, mask, tgt))[..., :num]
-    return one, two
+    return ((one - two).abs().max() / one.abs().max()).item()
+
+
+def check_logits(root: Path, seed: int, vocabulary: Vocabulary, **options: Any) -> None:
+    """In single precision networks that do not magnify rounding, in double precision those that do, are ours."""
+    calm = draw_marian_mt(root / "calm", seed, vocabulary, most=1.0, **options)
+    assert error_of_logits(calm, marian_hf.read(root / "calm"), seed) < 1e-5
+    lively = draw_marian_mt(root / "lively", seed, vocabulary, **options)
+    stored = marian_hf.read(root / "lively")
+    stored.model.double()
+    error = error_of_logits(lively.double(), stored, seed)
+    assert error < (1e-11 if lively.config.scale_embedding else 1e-5)  # where ours scales, the weights are rounded
 
 
 @pytest.mark.slow
@@ -122,27 +134,30 @@ def test_random_marian_mts_are_ours(torture: Torture, data: Path, tmp_path: Path
             seed, is_shared=seed % 3 != 0, tags=("fra", "deu_Latn") if seed % 6 == 1 else (),
             lines=(real_lines(data, 3000), texts_of(learn_spm([two for _, two in PHRASES], 200))) if seed % 2 else (),
         )  # fmt: skip
-        theirs = draw_marian_mt(tmp_path / f"theirs{seed}", seed, vocabulary, tie_word_embeddings=seed % 5 != 4)
+        check_logits(tmp_path / f"{seed}", seed, vocabulary, tie_word_embeddings=seed % 5 != 4)
         found = import_model(
-            tmp_path / f"theirs{seed}", tmp_path / f"ours{seed}", {}, texts=real_lines(data, num_lines), is_checked=True
+            tmp_path / f"{seed}" / "lively", tmp_path / f"ours{seed}", {}, texts=real_lines(data, num_lines)
         )
         stored = load_model(tmp_path / f"ours{seed}")
         assert found is not None
         assert not found.ties
-        drawn = Comparison(stored, marian_hf.Peer(tmp_path / f"theirs{seed}", stored))
+        drawn = Comparison(stored, marian_hf.Peer(tmp_path / f"{seed}" / "lively", stored))
         assert not drawn.run(draw_texts(stored.src_subwords, num_lines, seed=seed)).ties
-        one, two = logits_of_both(theirs, stored, seed)
-        assert ((one - two).abs().max() / one.abs().max()).item() < 1e-5
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_marian_mt_is_ours(seed: int, tmp_path: Path):
-    theirs = draw_marian_mt(tmp_path / "theirs", seed, Vocabulary.draw(seed, is_shared=seed != 3))
-    stored = marian_hf.read(tmp_path / "theirs")
-    one, two = logits_of_both(theirs, stored, seed)
-    assert ((one - two).abs().max() / one.abs().max()).item() < 1e-5
-    drawn = Comparison(stored, marian_hf.Peer(tmp_path / "theirs", stored))
+    check_logits(tmp_path, seed, Vocabulary.draw(seed, is_shared=seed != 3))
+    stored = marian_hf.read(tmp_path / "lively")
+    drawn = Comparison(stored, marian_hf.Peer(tmp_path / "lively", stored))
     assert drawn.run(draw_texts(stored.src_subwords, 20, longest=10)).num_lines == 20
+
+
+def test_the_networks_of_these_tests_look_at_their_source(make_model: Any):
+    stored = load_model(make_model())
+    found = greedy(stored, draw_texts(stored.src_subwords, 50))
+    assert len({tuple(one[:10]) for one in found}) > 25
+    assert len({piece for one in found for piece in one}) > 50
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
@@ -190,10 +205,17 @@ def test_ours_to_marian_mt_to_ours_is_every_weight(network: dict[str, Any], make
     assert (ours.src_subwords, ours.tgt_subwords) == (again.src_subwords, again.tgt_subwords)
     assert dataclasses.replace(again.spec.model, norm_epsilon=ours.spec.model.norm_epsilon) == ours.spec.model
     assert again.spec.languages == ours.spec.languages
-    drawn = draw_texts(ours.src_subwords, 20, longest=10)
-    assert Comparison(ours, marian_hf.Peer(tmp_path / "theirs", ours)).run(drawn).num_lines == 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_ours_translates_the_same_in_transformers(network: dict[str, Any], make_model: Any, tmp_path: Path):
+    found = export_model(make_model(**network), tmp_path / "theirs", "transformers")
+    assert found is not None
+    assert not found.ties
+
+
+@pytest.mark.slow
 def test_separate_vocabularies_of_two_lengths_survive(make_model: Any, tmp_path: Path):
     ours = load_model(make_model(tie="output", tgt_subwords=learn([two for _, two in PHRASES], 380)))
     assert ours.src_subwords.num_pieces != ours.tgt_subwords.num_pieces
@@ -205,11 +227,14 @@ def test_separate_vocabularies_of_two_lengths_survive(make_model: Any, tmp_path:
     assert Comparison(ours, marian_hf.Peer(tmp_path / "theirs", ours)).run(draw_texts(ours.src_subwords, 20)).num_lines
 
 
+@pytest.mark.slow
 def test_what_we_write_is_used_as_transformers_are(make_model: Any, tmp_path: Path):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     export_model(make_model(tags=("de", "fr")), tmp_path / "theirs", "transformers")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not call
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "theirs")
     inputs = tokenizer([">>fr<< the number", ">>de<< twenty"], return_tensors="pt", padding=True)
     found = model.generate(**inputs, num_beams=1, max_new_tokens=15)
@@ -224,16 +249,20 @@ def test_what_we_write_is_used_as_transformers_are(make_model: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_ours_to_ctranslate2(network: dict[str, Any], norm: str, make_model: Any, tmp_path: Path):
-    found = export_model(make_model(norm=norm, **network), tmp_path / "theirs", "ctranslate2")
+def test_ours_to_ctranslate2(norm: str, make_model: Any, tmp_path: Path):
+    found = export_model(make_model(norm=norm), tmp_path / "theirs", "ctranslate2", is_int8=True)
     assert found is not None
     assert not found.ties
 
 
-def test_a_model_of_many_languages_to_ctranslate2(make_model: Any, tmp_path: Path):
-    found = export_model(make_model(tags=("de", "fr")), tmp_path / "theirs", "ctranslate2")
-    assert found is not None
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_other_networks_to_ctranslate2(network: dict[str, Any], make_model: Any, tmp_path: Path):
+    for norm in ("post", "pre"):
+        model = make_model(norm=norm, tags=("de", "fr"), **network)
+        found = export_model(model, tmp_path / norm, "ctranslate2")
+        assert found is not None
+        assert not found.ties
 
 
 def test_padding_is_zero_for_ctranslate2_and_every_weight_is_set(make_model: Any, tmp_path: Path):
@@ -331,15 +360,20 @@ def test_ours_translates_the_same_in_marian(trained: Any, torture: Torture, tmp_
     assert found is not None
     assert len(found.ties) <= 5, found.ties
     ours, texts = diglot.load(model), lines[:20]
-    decoder = marian.Peer(tmp_path / "theirs" / "decoder.yml")
-    expected = ours.translate(texts, method="greedy", length_penalty=0.0)
-    assert decoder.translate_texts(texts) == [one.text for one in expected]
+    options = {"config": "decoder.yml", "beam_size": 1, "cpu_threads": 1, "log_level": "off"}
+    done = subprocess.run([sys.executable, "-c", marian.WORKER], input=json.dumps([[options, texts]]), text=True,
+                          cwd=tmp_path / "theirs", capture_output=True, check=True)  # fmt: skip
+    expected = ours.translate(texts, method="greedy", max_segment=200)  # not split at sentence ends
+    assert json.loads(done.stdout.split("\n")[-2])[0] == [one.text for one in expected]  # text in, text out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [
-    {"tie": "output", "output_bias": True}, {"tie": "none", "attention_bias": True, "activation": "swish"}, {"tags": ("de", "fr")},
-], ids=["two matrices", "three matrices", "two languages"])  # fmt: skip
+@pytest.mark.parametrize(
+    "network",
+    [{"tie": "output", "output_bias": True}, {"tie": "none", "attention_bias": True, "activation": "swish"},
+     {"tags": ("de", "fr")}],
+    ids=["two matrices", "three matrices", "two languages"],
+)  # fmt: skip
 def test_other_networks_of_ours_in_marian(network: dict[str, Any], make_model: Any, tmp_path: Path):
     needs_pymarian()
     found = export_model(make_model(position_base=MARIAN_BASE, **network), tmp_path / "theirs", "marian")
@@ -421,9 +455,8 @@ def test_spoilt_files_do_nothing(name: str, spoilable: dict[str, Path], tmp_path
         out = tmp_path / f"out{seed}"
         try:
             import_model(root, out, {}, is_checked=False)
-        except DiglotError as error:
+        except DiglotError:
             num_refused += 1
-            assert len(str(error)) < 20_000, what
             assert not out.exists(), what
         except BaseException as error:
             raise AssertionError(f"{seed} {what}") from error
@@ -435,7 +468,7 @@ def test_spoilt_files_do_nothing(name: str, spoilable: dict[str, Path], tmp_path
 
 def test_a_difference_is_named_and_leaves_nothing(make_model: Any, tmp_path: Path):
     ours = make_model(norm_epsilon=1e-2)  # which MarianMT cannot be told
-    with pytest.raises(ConversionError, match=r"translate line 1 of the comparison in different ways: piece \d+ is '"):
+    with pytest.raises(ConversionError, match=r"translate line \d+ of the comparison in different ways: piece \d+ is"):
         export_model(ours, tmp_path / "theirs", "transformers")
     assert not list(tmp_path.iterdir())
 
@@ -443,6 +476,7 @@ def test_a_difference_is_named_and_leaves_nothing(make_model: Any, tmp_path: Pat
 # ------------------------------------------------------------------- going on with an imported model
 
 
+@pytest.mark.slow
 def test_new_pieces_change_nothing_of_old_text_and_are_learnt(tmp_path: Path):
     draw_marian_mt(tmp_path / "theirs", 1, Vocabulary.draw(1))
     import_model(tmp_path / "theirs", tmp_path / "ours", {}, is_checked=False)
@@ -455,11 +489,8 @@ def test_new_pieces_change_nothing_of_old_text_and_are_learnt(tmp_path: Path):
         assert side.words(side.encode("a ŋ zwölf-dreizehn"))[-2:] != side.words(side.encode("x"))
         assert {"ŋ", "zwölf-drei"} < set(side.words(side.encode("aŋ zwölf-dreizehn")))
         assert side.decode(side.encode("ŋ")) == "ŋ"
-    summary = train(
-        small_recipe(
-            tmp_path, "run", f"train.init={json.dumps(str(tmp_path / 'grown'))}", "train.max_updates=3", "model.dropout=0.1"
-        ), quiet=True,
-    )  # fmt: skip
+    init = f"train.init={json.dumps(str(tmp_path / 'grown'))}"
+    summary = train(small_recipe(tmp_path, "run", init, "train.max_updates=3"), quiet=True)
     tuned = load_model(summary.model)
     assert (tuned.src_subwords, tuned.tgt_subwords) == (new.src_subwords, new.tgt_subwords)
     assert not same_weights(tuned, new)
