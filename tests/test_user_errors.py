@@ -327,9 +327,7 @@ case("cannot read DIR/other/x: No such file or directory.")(
 case("DIR/other/config.toml is broken: it is not the file that was written.")(
     lambda at: with_manifest(at, b'{"format": 1, "files": {"config.toml": {"bytes": 1, "sha256": ""}}}')
 )
-case(
-    "DIR/broken/config.toml shares one matrix between the languages (tie = 'all'), but the vocabularies have ..."
-)(
+case("DIR/broken/config.toml shares one matrix between the languages (tie = 'all'), but the vocabularies have ...")(
     lambda at: broken_model(
         at, lambda f: f.update({"subwords.src.model": f.pop("subwords.model"), "subwords.tgt.model": at.other_proto})
     )

@@ -45,8 +45,6 @@ def import_model(
 
 def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
     """A model of whatever format, told apart by what is there; what it is, and the engine that it is of."""
-    if not path.exists():
-        raise ConversionError(f"there is no model {path}.")
     if (checkpoint.find_model(path) / checkpoint.MANIFEST).exists():
         return checkpoint.load_model(path), "another of its models", None
     if marian_hf.is_one(path):
@@ -54,13 +52,9 @@ def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
         return stored, "a MarianMT model of transformers", partial(marian_hf.Peer, path, stored)
     if release := marian.find(path):
         return marian.read(release), "a model of Marian", partial(marian.Peer, release)
-    if (path / "model.bin").exists():
-        raise ConversionError(
-            f"{path} is a model of CTranslate2, made to translate alone: import what it was made from."
-        )
     raise ConversionError(
-        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), "
-        "nor a model directory."
+        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), nor "
+        "a model directory. One of CTranslate2 is made to translate alone: import what it was made from."
     )
 
 
@@ -117,10 +111,9 @@ def with_new_pieces(stored: StoredModel, new: Sequence[str]) -> StoredModel:
     sides = stored.src_subwords, stored.tgt_subwords
     known = {name for side in sides for name in pieces.names_of(side, stored.spec.languages.tags)}
     for number, piece in enumerate(new, 1):
-        if piece != clean(piece) or not piece or " " in piece or "\u2581" in piece:
-            raise ConversionError(f"new piece {number:,}, {piece!r}: a piece is letters without a space.")
-        if piece in known or piece in new[: number - 1]:
-            raise ConversionError(f"new piece {number:,}, {piece!r}: the vocabulary has it already.")
+        is_text = piece == clean(piece) and piece.strip() and " " not in piece and "\u2581" not in piece
+        if not is_text or piece in known or piece in new[: number - 1]:
+            raise ConversionError(f"new piece {number:,}, {piece!r}: it has a space, or the vocabulary has it already.")
     like = [[side.encode(piece) or [side.unk_id] for piece in new] for side in sides]
     config, grown = weights.grow(stored.spec.model, checkpoint.weights_of(stored.model), *like)
     src_subwords = pieces.extend(sides[0], new)

@@ -14,38 +14,30 @@ from typing import Any, cast
 from diglot import checkpoint
 from diglot.errors import ConversionError
 
-LONGEST_TEXT = 1 << 28  # bytes of a configuration or a vocabulary
+LONGEST_TEXT = 1 << 26  # bytes of a configuration or a vocabulary
 
 
 def find_file(root: Path, name: str) -> Path:
     """A file of a directory by its plain name. A link may lead to another file of it, or to where a hub's cache keeps
     the files of its snapshots, but nowhere else."""
-    if not checkpoint.PLAIN_NAME.fullmatch(name):
-        raise ConversionError(f"{root}: '{name}' is not the plain name of a file in it.")
-    path = root / name
+    path, inside = root / name, root.resolve()
     try:
         found = path.resolve(strict=True)
-        kind = found.stat().st_mode
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        why = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
-        raise ConversionError(f"cannot read {path}: {why}.") from None
-    if found.parent not in (root.resolve(), root.resolve().parents[1] / "blobs"):
-        raise ConversionError(f"{path} is a link out of the directory; copy what it names to its place.")
-    if not stat.S_ISREG(kind):
-        raise ConversionError(f"{path} is no file.")
+        is_file = stat.S_ISREG(found.stat().st_mode)
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, characters that no name has
+        raise ConversionError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+    if Path(name).name != name or found.parent not in (inside, inside.parent.parent / "blobs") or not is_file:
+        raise ConversionError(f"{path} is no file in its directory; if it is a link, copy there what it names.")
     return found
 
 
 def read_bytes(root: Path, name: str) -> bytes:
     """A small file of a directory."""
-    path = find_file(root, name)
-    try:
-        with path.open("rb") as file:
-            if len(content := file.read(LONGEST_TEXT + 1)) <= LONGEST_TEXT:
-                return content
-    except OSError as error:
-        raise ConversionError(f"cannot read {root / name}: {error.strerror}.") from None
-    raise ConversionError(f"{root / name} is longer than any file of its kind.")
+    with find_file(root, name).open("rb") as file:
+        content = file.read(LONGEST_TEXT + 1)
+    if len(content) > LONGEST_TEXT:
+        raise ConversionError(f"{root / name} is longer than any file of its kind.")
+    return content
 
 
 def read_text(root: Path, name: str) -> str:
@@ -60,10 +52,10 @@ def read_json(root: Path, name: str) -> dict[str, Any]:
     """The same, of a JSON object."""
     try:
         found = json.loads(read_text(root, name))
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{root / name} is not JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise ConversionError(f"{root / name} is not a JSON object.")
+        raise ConversionError(f"{root / name} is not what JSON of its kind is: {error}.") from None
     return cast("dict[str, Any]", found)
 
 

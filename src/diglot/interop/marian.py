@@ -166,8 +166,6 @@ def read(path: Path) -> StoredModel:
     release = read_release(path)
     where = release.root / release.model
     arrays = read_npz(release.root, release.model)
-    if CONFIG not in arrays:
-        raise ConversionError(f"{where} is no model of Marian: it has no {CONFIG}.")
     text = arrays.pop(CONFIG).tobytes().rstrip(b"\0").decode("utf-8", "replace")
     table = check_settings(read_yaml(text, f"{where}, {CONFIG}"), f"{where}, {CONFIG}", FIXED, READ, INERT)
     spec = to_spec(where, table, release.search)
@@ -180,18 +178,16 @@ def read_release(path: Path) -> Release:
     """What decoder.yml names; all of it has to be in its directory."""
     root, text = path.parent, files.read_text(path.parent, path.name)
     search = check_settings(read_yaml(text, str(path)), str(path), SEARCH_FIXED, SEARCH_READ, SEARCH_INERT)
-    models, vocabularies = search["models"], search["vocabs"]
-    if not (isinstance(models, list) and isinstance(vocabularies, list) and (len(models), len(vocabularies)) == (1, 2)):
-        raise ConversionError(
-            f"{path} has to name one model and two vocabularies: models = {models}, vocabs = {vocabularies}."
-        )
+    models, vocabularies = cast("list[str]", search["models"]), cast("list[str]", search["vocabs"])
     base = root if search["relative-paths"] == "true" else Path()
-    for name in (*models, *vocabularies):
-        if (base / name).resolve().parent != root.resolve():
-            raise ConversionError(
-                f"{path} names '{name}', which is not in {root}: copy it there, and name it without its directory, "
-                "with relative-paths: true."
-            )
+    outside = [
+        name for name in (*models, *vocabularies) if "\0" in name or (base / name).resolve().parent != root.resolve()
+    ]
+    if (len(models), len(vocabularies)) != (1, 2) or outside:
+        raise ConversionError(
+            f"{path} has to name one model and two vocabularies, all of them in {root}; it names {models} and "
+            f"{vocabularies}. Copy there what is elsewhere, and name it with relative-paths: true."
+        )
     return Release(root, Path(models[0]).name, [Path(name).name for name in vocabularies], search)
 
 
@@ -259,14 +255,14 @@ def read_side(release: Release, side: int) -> tuple[bytes, list[str]]:
             continue
         entry = ENTRY.fullmatch(line)
         piece = unquote(entry[1]) if entry else None
-        if entry is None or piece is None or piece in numbers:
+        if entry is None or not piece or piece in numbers:
             raise ConversionError(
                 f"{root / name}, entry {place:,}: this is no piece and its number, or it comes twice."
             )
         numbers[piece] = int(entry[2])
     if sorted(numbers.values()) != list(range(len(numbers))) or not {Special().unk, Special().eos} <= numbers.keys():
         raise ConversionError(
-            f"{root / name} does not number its {len(numbers):,} pieces from 0 without a gap, or lacks one."
+            f"{root / name} does not number {len(numbers):,} pieces from 0 without a gap, <unk> and </s> among them."
         )
     return proto, sorted(numbers, key=lambda piece: numbers[piece])
 
@@ -395,6 +391,8 @@ def read_npz(root: Path, name: str) -> dict[str, NDArray[Any]]:
                     raise ValueError(f"{entry.filename} holds {dtype}")
                 array = np.frombuffer(content.getbuffer()[content.tell() :], dtype.newbyteorder("="))
                 found[entry.filename.removesuffix(".npy")] = array.reshape(shape).copy()
+        if CONFIG not in found:
+            raise ValueError(f"it has no {CONFIG}")
     except Exception as error:  # whatever a stranger's file makes of the readers: it is not what it should be
         raise ConversionError(f"{path} is no file of Marian's weights: {error}.") from None
     return found

@@ -183,14 +183,13 @@ def read_config(root: Path) -> dict[str, Any]:
 
 def read_special(root: Path, tokenizer: Mapping[str, Any]) -> Special:
     """How the special pieces are called; a setting that would split text otherwise is refused."""
-    if tokenizer.get("sp_model_kwargs"):
-        raise ConversionError(
-            f"{root / TOKENIZER}: diglot cannot keep sp_model_kwargs = {tokenizer['sp_model_kwargs']}."
-        )
     names = [tokenizer.get(f"{role}_token") or getattr(Special(), role) for role in ("unk", "eos", "pad")]
     names = [cast("dict[str, Any]", name).get("content") if isinstance(name, dict) else name for name in names]
-    if not all(isinstance(name, str) for name in names):
-        raise ConversionError(f"{root / TOKENIZER}: the special pieces have no names.")
+    if tokenizer.get("sp_model_kwargs") or not all(isinstance(name, str) for name in names):
+        raise ConversionError(
+            f"{root / TOKENIZER} splits text otherwise than diglot can: sp_model_kwargs = "
+            f"{tokenizer.get('sp_model_kwargs')!r}, special pieces {names}."
+        )
     return Special(*cast("list[str]", names))
 
 
@@ -198,29 +197,25 @@ def read_vocabulary(root: Path, name: str, special: Special) -> list[str]:
     """The pieces of a vocabulary in the order of their numbers."""
     found = files.read_json(root, name)
     numbers = list(found.values())
-    if any(type(number) is not int for number in numbers) or sorted(numbers) != list(range(len(found))):
-        raise ConversionError(f"{root / name} does not number its {len(found):,} pieces from 0 without a gap.")
-    if "" in found or any(role not in found for role in (special.unk, special.eos)):
-        raise ConversionError(f"{root / name} lacks {special.unk} or {special.eos}, or has a piece without letters.")
+    is_whole = all(type(number) is int for number in numbers) and sorted(numbers) == list(range(len(found)))
+    if not is_whole or "" in found or not {special.unk, special.eos} <= found.keys():
+        raise ConversionError(
+            f"{root / name} does not number {len(found):,} pieces from 0 without a gap, {special.unk} and {special.eos} "
+            "among them."
+        )
     return sorted(found, key=lambda piece: found[piece])
 
 
 def check_ids(root: Path, table: Mapping[str, Any], names: Sequence[Sequence[str]], special: Special) -> None:
     """Compare what the configuration says of the vocabularies with what they hold."""
-    for side, key in zip(names, ("vocab_size", "decoder_vocab_size"), strict=True):
-        if len(side) != table[key]:
-            raise ConversionError(
-                f"{root / CONFIG}: {key} = {table[key]:,}, but the vocabulary has {len(side):,} pieces."
-            )
-        if side.index(special.eos) != table["eos_token_id"]:
-            raise ConversionError(
-                f"{root / CONFIG}: eos_token_id = {table['eos_token_id']}, but {special.eos} has the number "
-                f"{side.index(special.eos)}."
-            )
-        if not 0 <= table["decoder_start_token_id"] < table["decoder_vocab_size"]:
-            raise ConversionError(
-                f"{root / CONFIG}: decoder_start_token_id = {table['decoder_start_token_id']} is no piece."
-            )
+    said = {key: table[key] for key in ("vocab_size", "decoder_vocab_size", "eos_token_id", "decoder_start_token_id")}
+    start = table["decoder_start_token_id"]
+    found = [*map(len, names), *(side.index(special.eos) for side in names)]
+    if found != [*list(said.values())[:2], *[table["eos_token_id"]] * 2] or not 0 <= start < len(names[1]):
+        raise ConversionError(
+            f"{root / CONFIG} does not fit its vocabularies, which have {found[0]:,} and {found[1]:,} pieces and "
+            f"{special.eos} at {found[2]} and {found[3]}: {', '.join(f'{key} = {value}' for key, value in said.items())}."
+        )
 
 
 def check_bans(root: Path, table: Mapping[str, Any], subwords: Subwords) -> None:
@@ -273,16 +268,14 @@ def read_tensors(root: Path) -> dict[str, Tensor]:
             return safetensors.torch.load_file(files.find_file(root, SAFE))
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{root / SAFE} is broken: {error}.") from None
+    path = files.find_file(root, PICKLED)
     try:
-        found = torch.load(files.find_file(root, PICKLED), map_location="cpu", weights_only=True)
-    except ConversionError:
-        raise
+        found = cast("dict[Any, Any]", torch.load(path, map_location="cpu", weights_only=True))
+        if not all(isinstance(name, str) and is_plain(tensor) for name, tensor in found.items()):
+            raise ValueError("it holds other things than tensors by name")
     except Exception as error:  # whatever a stranger's file makes of the reader: it is not what it should be
-        raise ConversionError(f"{root / PICKLED} is no file of weights: {str(error).partition(chr(10))[0]}") from None
-    table = cast("dict[Any, Any]", found) if isinstance(found, dict) else {}
-    if not table or not all(isinstance(name, str) and is_plain(tensor) for name, tensor in table.items()):
-        raise ConversionError(f"{root / PICKLED} is no file of weights: it holds no tensors by name.")
-    return table
+        raise ConversionError(f"{path} is no file of weights: {str(error).partition(chr(10))[0]}.") from None
+    return found
 
 
 def is_plain(tensor: Any) -> bool:
