@@ -35,7 +35,7 @@ from diglot.model import Transformer, padding_mask
 from diglot.subwords import Subwords, learn
 from diglot.training import train
 from foreign_models import PHRASES, Vocabulary, draw_marian_mt, learn_spm, liven, spoil, texts_of
-from training_runs import small_recipe
+from training_runs import small_recipe, write_pairs
 
 MARIAN_BASE = weights.marian_base(32)
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -80,17 +80,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
     def find(norm: str, base: float = 10_000.0) -> Path:
         if (norm, base) not in made:
             root = tmp_path_factory.mktemp("run")
+            for name, num, seed in (("train", 2000, 1), ("valid", 8, 2)):
+                write_triples(root, name, num, seed)
             made[norm, base] = train(
                 small_recipe(
-                    root, "run", f"model.norm={norm}", f"model.position_base={base!r}", "train.max_updates=1500",
-                    "train.valid_every=1500", "train.update_pieces=1500", "data.micro_batch=3000", "model.d_ff=128",
-                    "train.warmup_steps=200", "train.learning_rate_scale=0.7", "model.dropout=0.0",
-                    "train.log_every=500", num=3000,
+                    root, "run", f"model.norm={norm}", f"model.position_base={base!r}", "train.max_updates=800",
+                    "train.valid_every=800", "train.update_pieces=1500", "data.micro_batch=3000", "model.d_model=64",
+                    "model.d_ff=128", "train.warmup_steps=150", "train.log_every=400", "model.dropout=0.0",
                 ), quiet=True,
             ).model  # fmt: skip
         return made[norm, base]
 
     return find
+
+
+def write_triples(root: Path, name: str, num: int, seed: int) -> None:
+    """Lines that are long enough for BLEU: three pairs in one."""
+    write_pairs(root, name, 3 * num, seed)
+    for side in ("en", "de"):
+        lines = (root / f"{name}.{side}").read_text().split("\n")
+        joined = (" and ".join(lines[3 * i : 3 * i + 3]) + "\n" for i in range(num))
+        (root / f"{name}.{side}").write_text("".join(joined))
 
 
 def real_lines(data: Path, num: int) -> list[str]:
@@ -282,8 +292,8 @@ def test_padding_is_zero_for_ctranslate2_and_every_weight_is_set(make_model: Any
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_trained_model_translates_the_same_in_ctranslate2(norm: str, trained: Any, tmp_path: Path):
-    small_recipe(tmp_path, "x", num=1000)
-    sources, references = ((tmp_path / f"train.{side}").read_text().split("\n")[:-1] for side in ("en", "de"))
+    write_triples(tmp_path, "test", 1000, seed=3)
+    sources, references = ((tmp_path / f"test.{side}").read_text().split("\n")[:-1] for side in ("en", "de"))
     export_model(trained(norm), tmp_path / "fp32", "ctranslate2", sources)
     export_model(trained(norm), tmp_path / "int8", "ctranslate2", sources, is_int8=True)
     stored = load_model(trained(norm))
@@ -354,8 +364,9 @@ def test_what_marian_trains_translates_the_same_here(options: dict[str, str], to
 @pytest.mark.slow
 def test_ours_translates_the_same_in_marian(trained: Any, torture: Torture, tmp_path: Path):
     needs_pymarian()
-    model = trained("post", MARIAN_BASE)
-    lines = [one for one, _ in PHRASES][: torture.times(1000)]
+    model = trained("post", weights.marian_base(64))
+    write_triples(tmp_path, "test", torture.times(1000), seed=3)
+    lines = (tmp_path / "test.en").read_text().split("\n")[:-1]
     found = export_model(model, tmp_path / "theirs", "marian", lines)
     assert found is not None
     assert len(found.ties) <= 5, found.ties

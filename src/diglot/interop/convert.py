@@ -53,8 +53,8 @@ def read_any(path: Path) -> tuple[StoredModel, str, Callable[[], Peer] | None]:
     if release := marian.find(path):
         return marian.read(release), "a model of Marian", partial(marian.Peer, release)
     raise ConversionError(
-        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), nor "
-        "a model directory. One of CTranslate2 is made to translate alone: import what it was made from."
+        f"{path} is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), "
+        "nor a model directory. One of CTranslate2 is made to translate alone: import what it was made from."
     )
 
 

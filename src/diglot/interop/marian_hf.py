@@ -200,8 +200,8 @@ def read_vocabulary(root: Path, name: str, special: Special) -> list[str]:
     is_whole = all(type(number) is int for number in numbers) and sorted(numbers) == list(range(len(found)))
     if not is_whole or "" in found or not {special.unk, special.eos} <= found.keys():
         raise ConversionError(
-            f"{root / name} does not number {len(found):,} pieces from 0 without a gap, {special.unk} and {special.eos} "
-            "among them."
+            f"{root / name} does not number {len(found):,} pieces from 0 without a gap, {special.unk} and "
+            f"{special.eos} among them."
         )
     return sorted(found, key=lambda piece: found[piece])
 
@@ -212,9 +212,10 @@ def check_ids(root: Path, table: Mapping[str, Any], names: Sequence[Sequence[str
     start = table["decoder_start_token_id"]
     found = [*map(len, names), *(side.index(special.eos) for side in names)]
     if found != [*list(said.values())[:2], *[table["eos_token_id"]] * 2] or not 0 <= start < len(names[1]):
+        settings = ", ".join(f"{key} = {value}" for key, value in said.items())
         raise ConversionError(
             f"{root / CONFIG} does not fit its vocabularies, which have {found[0]:,} and {found[1]:,} pieces and "
-            f"{special.eos} at {found[2]} and {found[3]}: {', '.join(f'{key} = {value}' for key, value in said.items())}."
+            f"{special.eos} at {found[2]} and {found[3]}: {settings}."
         )
 
 
