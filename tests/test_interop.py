@@ -484,6 +484,22 @@ def test_a_difference_is_named_and_leaves_nothing(make_model: Any, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_the_commands_go_there_and_back(make_model: Any, write: Any, tmp_path: Path):
+    model, text = make_model(), write("text.en", "the number twenty\n\nthirteen\n")
+    for words in (
+        ("export", model, "--to", "ctranslate2", "--int8", "--out", tmp_path / "ct2", "--probe", text),
+        ("export", model, "--to", "transformers", "--out", tmp_path / "hf"),
+        ("import", tmp_path / "hf", "--out", tmp_path / "ours", "--src-lang", "en", "--probe", text),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "diglot", *map(str, words)], capture_output=True, text=True, check=True
+        )
+        assert done.stderr.startswith("Both engines translate 10")
+    assert "With 8 bits" not in done.stderr
+    assert same_weights(load_model(model), load_model(tmp_path / "ours"))
+
+
 # ------------------------------------------------------------------- going on with an imported model
 
 
