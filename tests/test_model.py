@@ -11,7 +11,6 @@ import diglot.model
 from diglot.config import PRESETS, ModelConfig
 from diglot.errors import ConfigError
 from diglot.model import (
-    LAYER_NORM_EPSILON,
     Dropout,
     FeedForward,
     MultiHeadAttention,
@@ -43,6 +42,8 @@ VALUES = {
     "activation": ("relu", "swish", "gelu"),
     "attention_bias": (False, True),
     "output_bias": (False, True),
+    "position_base": (10_000.0, 20_000.0),
+    "norm_epsilon": (1e-6, 1e-2),
 }
 EACH_VALUE = [(name, value) for name, values in VALUES.items() for value in values]
 PIECES = 50
@@ -193,7 +194,15 @@ def test_other_options_add_the_parameters_they_say():
     assert num_parameters(small_model(attention_bias=True)) == base + 6 * 4 * d  # 2 + 2 * 2 attentions
     assert num_parameters(small_model(norm="pre")) == base + 2 * 2 * d  # a norm at each stack's end
     assert num_parameters(small_model(positions="learned", max_positions=9)) == base + 2 * 9 * d
-    for name in ("activation", "dropout", "attention_dropout", "ffn_dropout", "max_positions"):
+    for name in (
+        "activation",
+        "dropout",
+        "attention_dropout",
+        "ffn_dropout",
+        "max_positions",
+        "position_base",
+        "norm_epsilon",
+    ):
         assert {num_parameters(small_model(**{name: value})) for value in VALUES[name]} == {base}
 
 
@@ -205,9 +214,9 @@ def reference_of(model, activation):
     c = model.config
     options = {
         "d_model": c.d_model, "nhead": c.num_heads, "dim_feedforward": c.d_ff, "dropout": 0.0, "activation": activation,
-        "layer_norm_eps": LAYER_NORM_EPSILON, "batch_first": True, "norm_first": c.norm == "pre",
+        "layer_norm_eps": c.norm_epsilon, "batch_first": True, "norm_first": c.norm == "pre",
     }  # fmt: skip
-    ends = [nn.LayerNorm(c.d_model, LAYER_NORM_EPSILON) if c.norm == "pre" else None for _ in range(2)]
+    ends = [nn.LayerNorm(c.d_model, c.norm_epsilon) if c.norm == "pre" else None for _ in range(2)]
     encoder_layer, decoder_layer = nn.TransformerEncoderLayer(**options), nn.TransformerDecoderLayer(**options)
     encoder = nn.TransformerEncoder(encoder_layer, c.num_encoder_layers, ends[0], enable_nested_tensor=False)
     decoder = nn.TransformerDecoder(decoder_layer, c.num_decoder_layers, ends[1])
@@ -244,13 +253,13 @@ def reference_of(model, activation):
     return reference
 
 
-def encoding_by_hand(num_positions, d_model):
+def encoding_by_hand(num_positions, d_model, base=10000):
     """3.5, as the paper writes it."""
     table = torch.zeros(num_positions, d_model)
     for pos in range(num_positions):
         for i in range(d_model // 2):
-            table[pos, 2 * i] = math.sin(pos / 10000 ** (2 * i / d_model))
-            table[pos, 2 * i + 1] = math.cos(pos / 10000 ** (2 * i / d_model))
+            table[pos, 2 * i] = math.sin(pos / base ** (2 * i / d_model))
+            table[pos, 2 * i + 1] = math.cos(pos / base ** (2 * i / d_model))
     return table
 
 
@@ -346,6 +355,11 @@ def test_feed_forward_is_equation_2(activation, equation):
 
 def test_positional_encoding_is_the_papers():
     torch.testing.assert_close(positional_encoding(200, 10), encoding_by_hand(200, 10))
+
+
+def test_the_base_of_the_positions_is_the_models():
+    positions = PositionalEncoding(small_config(position_base=500.0, max_positions=2))
+    torch.testing.assert_close(positions(torch.zeros(1, 9, 16))[0], encoding_by_hand(9, 16, base=500))
 
 
 def test_initial_values_are_those_of_tensor2tensor():

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import sentencepiece
@@ -35,17 +36,21 @@ import torch
 import diglot
 import diglot.run
 from diglot import checkpoint, cli, demo, info, subwords
-from diglot.config import DataConfig, Recipe, load_recipe, to_toml, update_section
+from diglot.config import DataConfig, ModelConfig, ModelSpec, Recipe, load_recipe, to_toml, update_section
 from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
 from diglot.errors import DiglotError
 from diglot.evaluate import evaluate
 from diglot.index import Reading, index_corpus
+from diglot.interop import convert, ctranslate2, marian, marian_hf, probe
+from diglot.interop.weights import marian_base
+from diglot.model import Transformer
 from diglot.training import train
 from diglot.validation import Summary
+from foreign_models import liven
 from training_runs import small_recipe, write_pairs
 
 SOURCE = Path(diglot.__file__).parent
-OURS = {"ConfigError", "TextError", "CheckpointError", "TrainingError", "RankError", "_not_utf8"}
+OURS = {"ConversionError", "ConfigError", "TextError", "CheckpointError", "TrainingError", "RankError", "_not_utf8"}
 CASES: list[tuple[str, Callable[[SimpleNamespace], object], bool]] = []
 
 
@@ -338,7 +343,7 @@ case("cannot read DIR/other/x: No such file or directory.")(
 case("DIR/other/config.toml is broken: it is not the file that was written.")(
     lambda at: with_manifest(at, b'{"format": 1, "files": {"config.toml": {"bytes": 1, "sha256": ""}}}')
 )
-case("DIR/broken/config.toml shares one matrix between the languages (tie = 'all'), but there are two vocabularies.")(
+case("DIR/broken/config.toml shares one matrix between the languages (tie = 'all'), but the vocabularies have ...")(
     lambda at: broken_model(
         at, lambda f: f.update({"subwords.src.model": f.pop("subwords.model"), "subwords.tgt.model": at.other_proto})
     )
@@ -660,6 +665,223 @@ def _(at: SimpleNamespace) -> None:
         for name, value in names.items():
             patch.setenv(name, value)
         trained(at, "train.rank_timeout=1")
+
+
+# ------------------------------------------------------------------- models of other engines
+
+
+def small_model(at: SimpleNamespace, **options: Any) -> checkpoint.StoredModel:
+    """A model with random weights that other engines can have."""
+    pieces = subwords.load_subwords(at.model / "subwords.model")
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = ModelConfig(**{**sizes, "position_base": marian_base(8), **options})
+    return checkpoint.StoredModel(
+        at.dir, ModelSpec(config), Transformer(config, pieces.num_pieces, pieces.num_pieces), pieces, pieces
+    )
+
+
+def marian_mt(at: SimpleNamespace, change: Callable[[Path], object], **options: Any) -> object:
+    """Read a MarianMT of which `change` has altered the directory."""
+    (at.dir / "hf").mkdir()
+    marian_hf.write(small_model(at, **options), at.dir / "hf")
+    change(at.dir / "hf")
+    return marian_hf.read(at.dir / "hf")
+
+
+def release(at: SimpleNamespace, change: Callable[[Path], object]) -> object:
+    """Read a model of Marian of which `change` has altered the directory."""
+    (at.dir / "marian").mkdir()
+    marian.write(small_model(at), at.dir / "marian")
+    change(at.dir / "marian")
+    return marian.read(at.dir / "marian" / "decoder.yml")
+
+
+def with_json(name: str, **values: Any) -> Callable[[Path], object]:
+    """Other values in a JSON file."""
+    return lambda root: (root / name).write_text(json.dumps(json.loads((root / name).read_text()) | values))
+
+
+def with_tensors(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """Other tensors in a safetensors file."""
+
+    def apply(root: Path) -> None:
+        tensors = safetensors.torch.load_file(root / "model.safetensors")
+        change(tensors)
+        safetensors.torch.save_file(tensors, root / "model.safetensors")
+
+    return apply
+
+
+def with_settings(old: str, new: str) -> Callable[[Path], object]:
+    """Another configuration inside Marian's weights."""
+
+    def apply(root: Path) -> None:
+        arrays = marian.read_npz(root, "model.npz")
+        text = arrays[marian.CONFIG].tobytes().replace(old.encode(), new.encode())
+        arrays[marian.CONFIG] = np.frombuffer(text, np.int8)
+        (root / "model.npz").write_bytes(marian.write_npz(arrays))
+
+    return apply
+
+
+def with_numbers(text: str) -> Callable[[Path], object]:
+    """A vocabulary beside SentencePiece models."""
+
+    def apply(root: Path) -> None:
+        for side in ("source", "target"):
+            shutil.copy(root / "vocab.spm", root / f"{side}.spm")
+        (root / "v.yml").write_text(text)
+        (root / "decoder.yml").write_text((root / "decoder.yml").read_text().replace("vocab.spm", "v.yml"))
+
+    return apply
+
+
+def compared(at: SimpleNamespace, text: str, **options: Any) -> object:
+    """Compare with transformers on a text, or on any."""
+    (at.dir / "hf").mkdir()
+    torch.manual_seed(1)
+    stored = small_model(at, **options)
+    liven(stored.model)
+    marian_hf.write(stored, at.dir / "hf")
+    return probe.Comparison(stored, marian_hf.Peer(at.dir / "hf", stored)).run(
+        [text] if text else probe.draw_texts(stored.src_subwords)
+    )
+
+
+def new_pieces(at: SimpleNamespace, piece: str) -> object:
+    return convert.import_model(at.model, at.dir / "out", {}, [piece])
+
+
+case(
+    "DIR is no model that diglot reads: neither MarianMT (config.json, source.spm), nor Marian (decoder.yml), nor a ..."
+)(lambda at: convert.import_model(at.dir, at.dir / "out", {}))
+case("diglot writes for transformers, ctranslate2 (there with --int8, too) and marian, not for 'onnx'.")(
+    lambda at: run_cli("export", str(at.model), "--to", "onnx", "--out", str(at.dir / "out"))
+)
+case("new piece 1, 'a b': it has a space, or the vocabulary has it already.")(lambda at: new_pieces(at, "a b"))
+case("DIR exists; name a new or empty directory with --out.")(
+    lambda at: [file(at, "x"), convert.import_model(at.model, at.dir, {})]
+)
+case("CTranslate2 has no heads with model.d_k = 3.")(lambda at: ctranslate2.write(small_model(at, d_k=3), at.dir))
+case("transformers' MarianMT has no model.norm = 'pre' (--to ctranslate2 has it) and no model.d_k = 3.")(
+    lambda at: marian_hf.write(small_model(at, norm="pre", d_k=3), at.dir)
+)
+case(
+    "Marian has no model.position_base = 10000.0; train with 215443.4690031882... and no model.activation = 'gelu' ..."
+)(lambda at: marian.write(small_model(at, position_base=10_000.0, activation="gelu"), at.dir))
+case("the comparison needs no_such_engine: pip install no_such_engine, or leave the comparison out with --unchecked.")(
+    lambda at: probe.need("no_such_engine")
+)
+case(
+    "diglot and transformers split line 1 of the comparison in different ways: piece ... is ... here and ... there, ..."
+)(lambda at: compared(at, "a </s> b"))
+case("diglot and transformers translate line ... of the comparison in different ways: piece ... by our log-...")(
+    lambda at: compared(at, "", norm_epsilon=1e-2, d_model=32, d_ff=64)
+)
+
+case("cannot read DIR/hf/vocab.json: No such file or directory.")(
+    lambda at: marian_mt(at, lambda root: (root / "vocab.json").unlink())
+)
+case("DIR/hf/vocab.json is no file in its directory; if it is a link, copy there what it names.")(
+    lambda at: marian_mt(
+        at, lambda root: [(root / "vocab.json").unlink(), (root / "vocab.json").symlink_to("/etc/passwd")]
+    )
+)
+case("DIR/hf/vocab.json is longer than any file of its kind.")(
+    lambda at: marian_mt(at, lambda root: os.truncate(root / "vocab.json", 1 << 27))
+)
+case("DIR/hf/vocab.json, byte 2: this is not UTF-8.")(
+    lambda at: marian_mt(at, lambda root: (root / "vocab.json").write_bytes(b"{\xff"))
+)
+case("DIR/hf/vocab.json is not what JSON of its kind is: it is no object.")(
+    lambda at: marian_mt(at, lambda root: (root / "vocab.json").write_bytes(b"[]"))
+)
+case("DIR/hf/config.json tells of another network or search than diglot's: auto_map is unknown; normalize_before ...")(
+    lambda at: marian_mt(at, with_json("config.json", auto_map={}, normalize_before=True))
+)
+case("DIR/hf/tokenizer_config.json splits text otherwise than diglot can: sp_model_kwargs = {'nbest_size': 3}, ...")(
+    lambda at: marian_mt(at, with_json("tokenizer_config.json", sp_model_kwargs={"nbest_size": 3}))
+)
+case("DIR/hf/vocab.json does not number ... pieces from 0 without a gap, <unk> and </s> among them.")(
+    lambda at: marian_mt(at, with_json("vocab.json", more=9999))
+)
+case(
+    "DIR/hf/config.json does not fit its vocabularies, which have ... pieces and </s> at 1 and 1: vocab_size = 7, ..."
+)(lambda at: marian_mt(at, with_json("config.json", vocab_size=7)))
+case("DIR/hf/generation_config.json: diglot cannot keep the ban of the pieces [200].")(
+    lambda at: marian_mt(at, with_json("generation_config.json", bad_words_ids=[[0], [200]]))
+)
+case("DIR/hf/model.safetensors is broken: ...")(
+    lambda at: marian_mt(at, lambda root: (root / "model.safetensors").write_bytes(b"no"))
+)
+case("DIR/hf/pytorch_model.bin is no file of weights: it holds other things than tensors by name.")(
+    lambda at: marian_mt(
+        at, lambda root: [(root / "model.safetensors").unlink(), torch.save({"x": 1}, root / "pytorch_model.bin")]
+    )
+)
+case("DIR/hf/config.json: the row of decoder_start_token_id = 5 is not zero, and diglot's decoder begins with the ...")(
+    lambda at: marian_mt(at, with_json("generation_config.json", decoder_start_token_id=5))
+)
+case("DIR/hf/model.safetensors: lm_head.weight is not model.shared.weight, although the configuration makes them one.")(
+    lambda at: marian_mt(at, with_tensors(lambda t: t.update({"lm_head.weight": t["model.shared.weight"] + 1})))
+)
+case(
+    "DIR/hf/model.safetensors does not fit its configuration: x is unknown; final_logits_bias has the shape (1, 2) ..."
+)(lambda at: marian_mt(at, with_tensors(lambda t: t.update(x=torch.ones(1), final_logits_bias=torch.ones(1, 2)))))
+case("DIR/hf/model.safetensors does not fit its configuration: ... tensors for 901 layers.")(
+    lambda at: marian_mt(at, with_json("config.json", encoder_layers=900))
+)
+case("DIR/hf/source.spm is not a SentencePiece model.")(
+    lambda at: marian_mt(at, lambda root: (root / "source.spm").write_bytes(b"no"))
+)
+
+case("DIR/marian holds several models; name the decoder.yml of one: a.decoder.yml, b.decoder.yml.")(
+    lambda at: release(
+        at,
+        lambda root: (
+            [shutil.copy(root / "decoder.yml", root / f"{x}.decoder.yml") for x in "ab"]
+            and [(root / "decoder.yml").unlink(), marian.find(root)]
+        ),
+    )
+)
+case(
+    "DIR/marian/decoder.yml has to name one model and two vocabularies, all of them in DIR/marian; it names ['/x'] ..."
+)(
+    lambda at: release(
+        at, lambda root: (root / "decoder.yml").write_text("models: [/x]\nvocabs:\n  - vocab.spm\n  - ../vocab.spm\n")
+    )
+)
+case("DIR/marian/decoder.yml, line 1: diglot does not understand this: '? {}'.")(
+    lambda at: release(at, lambda root: (root / "decoder.yml").write_text("? {}\n"))
+)
+case(
+    "DIR/marian/decoder.yml tells of another network or search than diglot's: what is unknown; word-penalty = '1' ..."
+)(lambda at: release(at, lambda root: (root / "decoder.yml").write_text("what: 1\nword-penalty: 1\n")))
+case("DIR/marian/model.npz tells of another network than diglot's: norms at 'n, an, , ' with relu.")(
+    lambda at: release(at, with_settings('preprocess: ""', "preprocess: n"))
+)
+case("DIR/marian/model.npz: dim-emb = 'x' is no number.")(
+    lambda at: release(at, with_settings("dim-emb: 8", "dim-emb: x"))
+)
+case("DIR/marian/model.npz is no file of Marian's weights: File is not a zip file.")(
+    lambda at: release(at, lambda root: (root / "model.npz").write_bytes(b"no"))
+)
+case("DIR/marian/v.yml, entry 2: this is no piece and its number, or it comes twice.")(
+    lambda at: release(at, with_numbers("</s>: 0\n</s>: 1\n"))
+)
+case("DIR/marian/v.yml does not number 2 pieces from 0 without a gap, <unk> and </s> among them.")(
+    lambda at: release(at, with_numbers("</s>: 0\na: 1\n"))
+)
+
+
+@case("Marian cannot translate with DIR/marian: ...")
+def _(at: SimpleNamespace) -> None:
+    release(at, lambda root: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marian, "find_spec", lambda name: True)  # it may be missing: then it fails, too
+        peer = marian.Peer(at.dir / "marian" / "decoder.yml")
+    (at.dir / "marian" / "model.npz").write_bytes(b"no")
+    peer.greedy([["a"]], 3)
 
 
 # ------------------------------------------------------------------- the test

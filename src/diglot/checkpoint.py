@@ -263,9 +263,10 @@ def load_model(path: Path) -> StoredModel:
     spec = from_dict(ModelSpec, read_toml(path / CONFIG), str(path / CONFIG))
     src_subwords = load_subwords(path / sides[0])
     tgt_subwords = load_subwords(path / sides[1]) if len(sides) > 1 else src_subwords
-    if spec.model.tie == "all" and src_subwords != tgt_subwords:
+    if spec.model.tie == "all" and src_subwords.num_pieces != tgt_subwords.num_pieces:
         raise CheckpointError(
-            f"{path / CONFIG} shares one matrix between the languages (tie = 'all'), but there are two vocabularies."
+            f"{path / CONFIG} shares one matrix between the languages (tie = 'all'), but the vocabularies have "
+            f"{src_subwords.num_pieces:,} and {tgt_subwords.num_pieces:,} pieces."
         )
     weights = read_tensors(path / WEIGHTS)
     check_shapes(path, spec, weights, src_subwords.num_pieces, tgt_subwords.num_pieces)

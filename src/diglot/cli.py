@@ -43,6 +43,8 @@ Ensemble = Annotated[
     list[Path] | None,
     typer.Option(metavar="MODEL", help="A further model of the same vocabulary, to average with; may be repeated."),
 ]
+SrcLang = Annotated[str | None, typer.Option(metavar="CODE", help="Code of the source language, as de.")]
+TgtLang = Annotated[str | None, typer.Option(metavar="CODE", help="Code of the target language, as en.")]
 To = Annotated[str | None, typer.Option(help="Language to translate into, of a model that knows several.")]
 BeamSize = Annotated[int | None, typer.Option(help="Hypotheses that the beam keeps [default: the model's, usually 4].")]
 LengthPenalty = Annotated[float | None, typer.Option(help="Alpha [default: the model's, usually 0.6].")]
@@ -93,8 +95,8 @@ def train(
     ] = None,
     valid_src: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Source text to validate on.")] = None,
     valid_tgt: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Its translation.")] = None,
-    src_lang: Annotated[str | None, typer.Option(metavar="CODE", help="Code of the source language, as de.")] = None,
-    tgt_lang: Annotated[str | None, typer.Option(metavar="CODE", help="Code of the target language, as en.")] = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
     out: Annotated[str | None, typer.Option(metavar="DIRECTORY", help="The run directory to write.")] = None,
     preset: Annotated[
         str, typer.Option(metavar="NAME", help=f"Where values come from: {', '.join(PRESETS)} [default: base].")
@@ -398,6 +400,54 @@ def runs(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     show("\n".join(line.rstrip() for line in lines))
+
+
+Probe = Annotated[Path | None, typer.Option(metavar="FILE", help="Own text to compare both engines on, a line each.")]
+Unchecked = Annotated[bool, typer.Option("--unchecked", help="Do not compare with the other engine.")]
+Out = Annotated[Path, typer.Option(metavar="DIRECTORY", help="Where to write; nothing is left there if it fails.")]
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="A directory with MarianMT or Marian (or its decoder.yml), or a model.")],
+    out: Out,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
+    add_pieces: Annotated[Path | None, typer.Option(metavar="FILE", help="New pieces, one a line.")] = None,
+    probe: Probe = None,
+    unchecked: Unchecked = False,
+) -> None:
+    """Read a model of another engine. Both then translate the same text, and have to agree piece by piece.
+
+    \b
+    diglot import opus-mt-de-en --out models/deen         MarianMT, as transformers keeps it
+    diglot import release/decoder.yml --out models/deen   Marian, OPUS-MT, Tatoeba
+    diglot import models/deen --add-pieces new.txt --out models/grown   then: diglot train --init models/grown ...
+    """
+    from diglot.interop.convert import import_model
+
+    new, lines = (read_text(file) if file else [] for file in (add_pieces, probe))
+    import_model(path, out, given(src=src_lang, tgt=tgt_lang), new, lines, is_checked=not unchecked)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="A model directory, or a run directory.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="transformers, ctranslate2 or marian.")],
+    out: Out,
+    int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits, for ctranslate2.")] = False,
+    probe: Probe = None,
+    unchecked: Unchecked = False,
+) -> None:
+    """Write a model for another engine. Both then translate the same text, and have to agree piece by piece.
+
+    \b
+    diglot export runs/deen/model --to ctranslate2 --int8 --out deen.ct2
+    diglot export runs/deen/model --to transformers --out deen.hf --probe valid.de
+    """
+    from diglot.interop.convert import export_model
+
+    export_model(model, out, to, read_text(probe) if probe else [], is_int8=int8, is_checked=not unchecked)
 
 
 @app.command()

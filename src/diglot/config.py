@@ -47,6 +47,8 @@ class ModelConfig:
     norm: str = option("post", "layer norm after each residual sum, or before each sub-layer", choices=("post", "pre"))
     positions: str = option("sinusoidal", "how positions are told", choices=("sinusoidal", "learned"))
     max_positions: int = option(1024, "positions that learned positions can tell apart", low=1, high=1 << 16)
+    position_base: float = option(10_000.0, "of the sinusoids' periods; Marian's is 10000 ** (d_model / (d_model - 2))",
+                                  low=1, high=1e9)  # fmt: skip
     tie: str = option(
         "all", "one matrix for both embeddings and the output, for target and output, or none shared",
         choices=("all", "output", "none"),
@@ -54,6 +56,7 @@ class ModelConfig:
     activation: str = option("relu", "between the two feed-forward matrices", choices=("relu", "swish", "gelu"))
     attention_bias: bool = option(False, "a bias in the four attention projections")
     output_bias: bool = option(False, "a bias on the output pieces")
+    norm_epsilon: float = option(1e-6, "added to the variance in layer norm; MarianMT has 1e-5", low=1e-12, high=1e-2)
 
     def __post_init__(self) -> None:
         _check(self)

@@ -20,6 +20,10 @@ class CheckpointError(DiglotError):
     """A model directory or a run directory is missing, broken or of another version."""
 
 
+class ConversionError(DiglotError):
+    """A model of another engine cannot be read, or a model cannot be written for it."""
+
+
 class TrainingError(DiglotError):
     """Training cannot go on."""
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from diglot.config import ModelConfig
 
-LAYER_NORM_EPSILON = 1e-6
 ODD = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's multipliers
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "swish": F.silu, "gelu": F.gelu}
 
@@ -213,7 +212,7 @@ class Residual(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.is_post = config.norm == "post"
-        self.norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -225,7 +224,7 @@ class Residual(nn.Module):
 
 def stack_norm(config: ModelConfig) -> nn.Module:
     """Pre-norm leaves a stack's last sum unnormalized, so the stack ends with a norm; post-norm needs none."""
-    return nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON) if config.norm == "pre" else nn.Identity()
+    return nn.LayerNorm(config.d_model, eps=config.norm_epsilon) if config.norm == "pre" else nn.Identity()
 
 
 # ------------------------------------------------------------------- 3.2 Attention
@@ -382,7 +381,7 @@ class Embedding(nn.Module):
 # ------------------------------------------------------------------- 3.5 Positional Encoding
 
 
-def positional_encoding(num_positions: int, d_model: int) -> Tensor:
+def positional_encoding(num_positions: int, d_model: int, base: float = 10_000.0) -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same): (positions, D).
 
     >>> positional_encoding(2, 4)
@@ -390,7 +389,7 @@ def positional_encoding(num_positions: int, d_model: int) -> Tensor:
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
     position, i = torch.arange(num_positions).double()[:, None], torch.arange(d_model // 2).double()
-    angle = position / 10000 ** (2 * i / d_model)
+    angle = position / base ** (2 * i / d_model)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
 
@@ -400,7 +399,8 @@ class PositionalEncoding(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        table = positional_encoding(config.max_positions, config.d_model)
+        self.base = config.position_base
+        table = positional_encoding(config.max_positions, config.d_model, self.base)
         if config.positions == "learned":
             self.table = nn.Parameter(torch.randn_like(table) * config.d_model**-0.5)
         else:
@@ -415,7 +415,7 @@ class PositionalEncoding(nn.Module):
         if end > len(self.table):
             if isinstance(self.table, nn.Parameter):
                 raise ValueError(f"position {end} is beyond the {len(self.table)} that were learned")
-            self.table = positional_encoding(2 * end, self.table.size(1)).to(self.table)
+            self.table = positional_encoding(2 * end, self.table.size(1), self.base).to(self.table)
         return self.table
 
 

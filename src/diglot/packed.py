@@ -22,7 +22,6 @@ from diglot import kernels
 from diglot.config import ModelConfig
 from diglot.kernels import Look, Rows
 from diglot.model import (
-    LAYER_NORM_EPSILON,
     DecoderLayer,
     Dropout,
     Embedding,
@@ -190,7 +189,7 @@ class PackedTransformer(nn.Module):
             return y, lambda dy: back_norm(back_sublayer(kernels.add_backward(dy, rows, drop), None), dy)
         o, back_sublayer = sublayer(x)
         gain, bias = module.norm.weight, module.norm.bias
-        y, stats = kernels.add_norm(x, o, gain, bias, LAYER_NORM_EPSILON, rows, drop)
+        y, stats = kernels.add_norm(x, o, gain, bias, module.norm.eps, rows, drop)
 
         def backward(dy: Tensor) -> Tensor:
             ds, d_o, d_gain, d_bias = kernels.add_norm_backward(dy, o, None, gain, stats, rows, drop)
@@ -203,7 +202,7 @@ class PackedTransformer(nn.Module):
     def norm(self, module: nn.LayerNorm, x: Tensor, rows: Rows, grads: Gradients) -> tuple[Tensor, BackwardOnto]:
         """A norm of its own."""
         gain, bias = module.weight, module.bias
-        y, stats = kernels.add_norm(x, None, gain, bias, LAYER_NORM_EPSILON, rows, NO_DROP)
+        y, stats = kernels.add_norm(x, None, gain, bias, module.eps, rows, NO_DROP)
 
         def backward(dy: Tensor, onto: Tensor | None) -> Tensor:
             dx, _, d_gain, d_bias = kernels.add_norm_backward(dy, x, onto, gain, stats, rows, NO_DROP)

@@ -154,7 +154,7 @@ def resolve(recipe: Recipe, changed: frozenset[str]) -> tuple[Recipe, StoredMode
     elif recipe.train.init:
         init = checkpoint.load_model(Path(recipe.train.init))
         own = {name: getattr(recipe.model, name) for name in ("dropout", "attention_dropout", "ffn_dropout")}
-        joint = init.src_subwords == init.tgt_subwords
+        joint = init.spec.model.tie == "all" or init.src_subwords == init.tgt_subwords  # one numbering of pieces
         recipe = dataclasses.replace(
             recipe,
             model=dataclasses.replace(init.spec.model, **own),

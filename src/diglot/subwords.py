@@ -52,6 +52,7 @@ class Subwords:
         self.eos_id: int = self._processor.eos_id()
         if self.eos_id < 0:
             raise TextError("this SentencePiece model has no end piece; train it with --eos_id=1 (and --pad_id=0).")
+        self.unk_id: int = self._processor.unk_id()
         # padding is masked everywhere, so any id serves where a model has none of its own
         self.pad_id: int = self._processor.pad_id() if self._processor.pad_id() >= 0 else self.eos_id
 
@@ -63,7 +64,17 @@ class Subwords:
 
     def encode(self, text: str) -> list[int]:
         """The pieces of a text, without an end piece."""
-        return self._processor.encode(clean(text))
+        pieces: list[int] = self._processor.encode(clean(text))
+        return self._look_up(text) if self.unk_id in pieces else pieces
+
+    def _look_up(self, text: str) -> list[int]:
+        """Pieces by their letters: of an imported model, what one language does not know the other one may."""
+        sp, text = self._processor, clean(text)
+        found: list[int] = []
+        letters: list[str] = sp.encode(text, out_type=str)
+        for piece, number in zip(sp.encode(text), map(self.number, letters), strict=True):
+            found.append(number if piece == self.unk_id and sp.is_unused(number) else piece)
+        return found
 
     def encode_sampled(self, text: str, alpha: float, seed: int) -> list[int]:
         """One of the many splits of a text, drawn by the seed: Kudo 2018 for unigram, Provilkov et al. 2020 for BPE.
@@ -78,9 +89,8 @@ class Subwords:
     def _spell(self, piece: str) -> list[int]:
         """The id of a piece; of a character that is none, its bytes."""
         of = self._processor.piece_to_id
-        unknown = self._processor.unk_id()
         found = [of(piece)] if piece in self._scores else [of(f"<0x{byte:02X}>") for byte in piece.encode()]
-        return [unknown] if unknown in found else found  # of a vocabulary without bytes
+        return [self.unk_id] if self.unk_id in found else found  # of a vocabulary without bytes
 
     @cached_property
     def _scores(self) -> dict[str, float]:
@@ -113,10 +123,14 @@ class Subwords:
             f"this vocabulary has no piece for the target language '{language}'; it knows: {', '.join(tags)}."
         )
 
+    def number(self, piece: str) -> int:
+        """The id of a piece by its letters, that of the unknown one if there is none."""
+        return self._processor.piece_to_id(piece)
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The pieces of each text. Given many at once SentencePiece would start threads: who encodes much has processes
         for that, and where memory is short a thread cannot be had."""
-        return [self._processor.encode(clean(text)) for text in texts]
+        return [self.encode(text) for text in texts]
 
     def decode(self, pieces: Sequence[int]) -> str:
         """The text of pieces; special ids say nothing."""
