@@ -30,7 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"activation": "swish"},
     {"activation": "gelu"},
     {"positions": "learned"},
-    {"position_base": 300.0, "norm_epsilon": 0.1},
+    {"position_base": 300.0, "norm_epsilon": 0.01},
     {"tie": "output"},
     {"tie": "none"},
     {"attention_dropout": 0.2, "ffn_dropout": 0.1},
