@@ -378,7 +378,7 @@ case("there are 1 texts and 2 prefixes; each text needs one.")(
 case("there are 1 sources and 2 targets; each source needs one.")(
     lambda at: diglot.load(at.model).score(["a"], ["a", "b"])
 )
-case("pair 2 has ... pieces on a side; at most 2,047 can be scored at once: split it.")(
+case("pair 2 has ... pieces on a side; at most 2,047 can be taken at once: split it.")(
     lambda at: diglot.load(at.model).score(["a", "b"], ["a", "好" * 2000])
 )
 

@@ -247,12 +247,33 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class AlignmentConfig:
+    """Which heads of the cross attention tell what stands for what; chosen at the end of training."""
+
+    layer: int = option(0, "layer of the decoder, counted from 1; 0: not chosen", low=0)
+    heads: tuple[int, ...] = option((), "its heads, counted from 1, whose mean is read")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """What a model directory says of itself: enough to translate, and nothing of where it was made."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+
+    def __post_init__(self) -> None:
+        layer, heads = self.alignment.layer, self.alignment.heads
+        is_there = layer <= self.model.num_decoder_layers and all(0 < head <= self.model.num_heads for head in heads)
+        if not is_there or bool(layer) != bool(heads):
+            raise ConfigError(
+                f"alignment.layer = {layer} and alignment.heads = {list(heads)!r} name no heads of this network; "
+                "leave both out."
+            )
 
 
 # The presets: base and big are the paper's (Table 3); tiny and small suit a laptop and small corpora, and are pre-norm,
@@ -312,11 +333,12 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in cast("list[Any]", items)):
             return tuple(cast("list[str]", items))
         raise ConfigError(f"{name} = {value!r} must be a list of strings.")
-    if kind == tuple[float, ...]:
+    if kind in (tuple[float, ...], tuple[int, ...]):
+        is_whole = kind == tuple[int, ...]
         numbers = cast("list[Any]", value if isinstance(value, list | tuple) else [value])
-        if all(type(number) in (int, float) for number in numbers):
-            return tuple(float(number) for number in numbers)
-        raise ConfigError(f"{name} = {value!r} must be a list of numbers.")
+        if all(type(number) is int or (type(number) is float and not is_whole) for number in numbers):
+            return tuple(numbers) if is_whole else tuple(float(number) for number in numbers)
+        raise ConfigError(f"{name} = {value!r} must be a list of {'whole ' if is_whole else ''}numbers.")
     if kind == int | str:
         if value == "auto" or type(value) is int:
             return value
