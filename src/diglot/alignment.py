@@ -1,7 +1,8 @@
 """Which word of a translation stands for which of its source, read from the cross attention.
 
 Two pieces are linked where each is the other's choice: the target piece looks at none of the source more, and no piece
-of the target looks at the source piece more. Words are linked where pieces of them are. Not all heads look at what is
+of the target looks at the source piece more. Words are linked where pieces of them are; a word that is left alone goes
+with the one that it looks at most, or that looks at it most. Not all heads look at what is
 being translated, so the layer and the heads to read are chosen, without a text aligned by hand, by agreement: what one
 half of a text says about which pieces go together has to hold in the other half. (Liang et al. 2006 align by agreement
 of two directions; Chen et al. 2020 choose a layer by it. Here one network is enough.)
@@ -26,16 +27,23 @@ ENOUGH = 500  # pairs to choose by
 
 def align(attention: Attention, config: AlignmentConfig) -> Links:
     """Which words of a pair stand for each other, read from the chosen heads."""
-    layer, heads = config.layer - 1, [head - 1 for head in config.heads]
+    src_words, tgt_words = attention.src_words, attention.tgt_words
+    if not src_words or not tgt_words:
+        return frozenset()
     src_word, tgt_word = (
         {piece: number for number, span in enumerate(spans) for piece in range(*span)}
-        for spans in (attention.src_words, attention.tgt_words)
+        for spans in (src_words, tgt_words)
     )
-    if not src_word or not tgt_word:
-        return frozenset()
-    first = min(src_word)
-    cross = attention.cross[layer, heads, : len(tgt_word), first:-1].mean(0)  # neither tag nor end
-    return frozenset((src_word[first + i], tgt_word[j]) for i, j in mutual(cross))
+    first = src_words[0][0]
+    heads = [head - 1 for head in config.heads]
+    cross = attention.cross[config.layer - 1, heads, :-1, first:-1].mean(0)  # neither tag nor end
+    links = {(src_word[first + i], tgt_word[j]) for i, j in mutual(cross)}
+    of_words = np.add.reduceat(cross, [start - first for start, _ in src_words], axis=1)
+    of_words = np.add.reduceat(of_words, [start for start, _ in tgt_words], axis=0)
+    of_words /= np.array([[end - start] for start, end in tgt_words])  # the mean of the word's pieces
+    links |= {(i, int(of_words[:, i].argmax())) for i in set(range(len(src_words))) - {i for i, _ in links}}
+    links |= {(int(of_words[j].argmax()), j) for j in set(range(len(tgt_words))) - {j for _, j in links}}
+    return frozenset(links)
 
 
 def mutual(weights: Weights) -> list[tuple[int, int]]:

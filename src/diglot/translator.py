@@ -59,7 +59,8 @@ class Attention:
     encoder: Weights  # (layers, heads, S, S): row looks at column
     decoder: Weights  # (layers, heads, T, T)
     cross: Weights  # (layers, heads, T, S)
-    text: str = ""
+    source: str = ""
+    text: str = ""  # its translation, or the target that was given
     score: float = 0.0
     src_attribution: Weights | None = None  # (T, S): gradient of log P(piece) times input
     tgt_attribution: Weights | None = None  # (T, T), its columns as those of `decoder`
@@ -189,7 +190,7 @@ class Translator:
                 of_src, of_tgt = self.engine.attribute(sources[0], pieces)
                 sides = {"src_attribution": of_src.cpu().numpy(), "tgt_attribution": of_tgt.cpu().numpy()}
             written = self.tgt_subwords.decode(pieces)
-            results.append(dataclasses.replace(attention, text=written, score=score, **sides))
+            results.append(dataclasses.replace(attention, source=text, text=written, score=score, **sides))
         return results
 
     def attend_pairs(
