@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from diglot.config import AlignmentConfig
-from diglot.errors import TextError
-from diglot.translator import Attention, Weights
+from diglot.errors import ConfigError, TextError
+from diglot.translator import Attention, Translator, Weights
 
 Links = frozenset[tuple[int, int]]  # (source, target): words, or pieces, counted from 0
 LONGEST = 400  # characters; longer pairs take long and tell little more
@@ -44,6 +44,36 @@ def align(attention: Attention, config: AlignmentConfig) -> Links:
     links |= {(i, int(of_words[:, i].argmax())) for i in set(range(len(src_words))) - {i for i, _ in links}}
     links |= {(int(of_words[j].argmax()), j) for j in set(range(len(tgt_words))) - {j for _, j in links}}
     return frozenset(links)
+
+
+def align_pairs(
+    translator: Translator,
+    pairs: Iterable[tuple[str, str]],
+    *,
+    to: str | Sequence[str] | None = None,
+    choose: bool = False,
+) -> Iterator[Links]:
+    """The links of each pair as it arrives, read from the heads that the model names; with `choose`, from those that
+    these pairs choose, all of which are read first."""
+    config = translator.spec.alignment
+    if choose:
+        pairs = list(pairs)
+        config = choose_heads_by(translator, pairs, to=to)
+    if not config.layer:
+        raise ConfigError(
+            f"{translator.path} does not say which of its heads align words; choose them by a text, at best of some "
+            "hundred pairs: --choose (in Python: choose=True)."
+        )
+    return (align(one, config) for one in translator.attend_pairs(pairs, to=to))
+
+
+def choose_heads_by(
+    translator: Translator, pairs: Sequence[tuple[str, str]], *, to: str | Sequence[str] | None = None
+) -> AlignmentConfig:
+    """The heads that agree best over a text, or over so much of it as it takes."""
+    kept = [i for i, pair in enumerate(pairs) if max(map(len, pair)) <= LONGEST][:ENOUGH]
+    languages = to if to is None or isinstance(to, str) else [to[i] for i in kept]
+    return choose_heads(translator.attend_pairs([pairs[i] for i in kept], to=languages))
 
 
 def mutual(weights: Weights) -> list[tuple[int, int]]:

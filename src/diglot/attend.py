@@ -10,7 +10,6 @@ import hashlib
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,59 +22,30 @@ from rich.cells import cell_len
 from diglot import checkpoint
 from diglot.alignment import align, to_pharaoh
 from diglot.config import AlignmentConfig
+from diglot.drawing import PARTS, START, Picture, draw_lines, draw_map, names_of
 from diglot.errors import CheckpointError, ConfigError
 from diglot.translator import Attention, Weights
 
-PARTS = ("encoder", "decoder", "cross")
-START = "<start>"
 UNIT = (1 << 24) - 1  # a weight is kept as so many parts of one: exact to 3e-8
 LARGEST = 20_000_000  # bytes of a page, beyond which what it can leave out is left out
 FRAMES = "attention"  # of a run directory
+SPANS = "src_words", "tgt_words"
 SHADES = " ░▒▓█"
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Which weights one picture shows: the mean of some heads of a layer."""
-
-    part: str = "cross"
-    layer: int = 1
-    heads: tuple[int, ...] = ()
-
-    def weights(self, attention: Attention) -> Weights:
-        """(T, S), or as the part has it."""
-        return getattr(attention, self.part)[self.layer - 1, [head - 1 for head in self.heads]].mean(0)
-
-    def __str__(self) -> str:
-        heads = " ".join(map(str, self.heads))
-        named = f"head {heads}" if len(self.heads) == 1 else f"mean of heads {heads}"
-        return f"{self.part}, layer {self.layer}, {named}"
-
-
-def choose_picture(
-    attention: Attention, config: AlignmentConfig, part: str = "cross", layer: int = 0, heads: Sequence[int] = ()
-) -> Picture:
-    """The picture that is asked for; what is not said is that which aligns words, or else all heads of the last layer."""
-    if part not in PARTS:
-        raise ConfigError(f"'{part}' is no part of the network; choose from: {', '.join(PARTS)}.")
-    num_layers, num_heads = getattr(attention, part).shape[:2]
-    aligns = part == "cross" and not heads and layer in (0, config.layer)
-    if not layer:
-        layer = config.layer if aligns and config.layer else num_layers
-    if not heads:
-        heads = config.heads if aligns and config.layer else tuple(range(1, num_heads + 1))
-    if not 1 <= layer <= num_layers or not all(1 <= head <= num_heads for head in heads):
-        raise ConfigError(
-            f"there is no layer {layer} with head {', '.join(map(str, heads))}: the {part} has {num_layers} layers of "
-            f"{num_heads} heads, counted from 1."
-        )
-    return Picture(part, layer, tuple(heads))
-
-
-def names_of(attention: Attention, part: str) -> tuple[list[str], list[str]]:
-    """What stands beside the rows and above the columns of a part's pictures."""
-    looked_at = {"encoder": attention.src, "decoder": (START, *attention.tgt[:-1]), "cross": attention.src}[part]
-    return list(attention.src if part == "encoder" else attention.tgt), list(looked_at)
+def render(
+    attentions: Sequence[Attention], config: AlignmentConfig, form: str, picture: Picture, lines: bool = False
+) -> str:
+    """As a file whose name ends so, or as text for the terminal; a picture is of the best hypothesis."""
+    match form:
+        case ".html":
+            return to_page(attentions, config)
+        case ".json":
+            return to_json(attentions, config) + "\n"
+        case ".svg":
+            return (draw_lines if lines else draw_map)(attentions[0], picture)
+        case _:
+            return "\n".join(to_text(one, picture, config) + "\n" for one in attentions)
 
 
 # ------------------------------------------------------------------- JSON
@@ -107,8 +77,8 @@ def as_dict(attention: Attention, config: AlignmentConfig) -> dict[str, Any]:
 
 
 def to_page(attentions: Sequence[Attention], config: AlignmentConfig, updates: Sequence[int] = ()) -> str:
-    """A page that shows every head of every layer. With `updates`, the attentions are those of one pair at these updates
-    of a training run, and the page plays them."""
+    """A page that shows every head of every layer. With `updates`, the attentions are those of one pair at these
+    updates of a training run, and the page plays them."""
     blocks: dict[str, int] = {}
 
     def block(weights: Weights | None, is_signed: bool = False) -> int | None:
@@ -217,7 +187,7 @@ def one_cell(character: str) -> str:
 def write_frame(run: Path, update: int, attention: Attention) -> None:
     """Keep what the network looked at after an update."""
     tensors = {part: torch.from_numpy(getattr(attention, part)).float() for part in PARTS}
-    words = {name: getattr(attention, name) for name in ("source", "text", "score", "src", "tgt", "src_words", "tgt_words")}
+    words = {name: getattr(attention, name) for name in ("source", "text", "score", "src", "tgt", *SPANS)}
     tensors["words"] = torch.tensor(list(json.dumps(words).encode()), dtype=torch.uint8)
     checkpoint.make_directory(run / FRAMES)
     checkpoint.replace_file(run / FRAMES / f"{update:06}.safetensors", safetensors.torch.save(tensors))
@@ -229,11 +199,12 @@ def read_frames(run: Path) -> list[tuple[int, Attention]]:
     for path in sorted((run / FRAMES).glob("*.safetensors"), key=lambda path: (len(path.stem), path.stem)):
         tensors = checkpoint.read_tensors(path)
         try:
-            words = json.loads(bytes(tensors.pop("words").tolist()))
+            words: dict[str, Any] = json.loads(tensors.pop("words").numpy().tobytes())
             arrays = {part: tensors[part].double().numpy() for part in PARTS}
-            spans = {name: tuple(map(tuple, words.pop(name))) for name in ("src_words", "tgt_words")}
-            src, tgt = (tuple(words.pop(name)) for name in ("src", "tgt"))
-            found.append((int(path.stem), Attention(src, tgt, **spans, **words, **arrays)))
+            spans: dict[str, Any] = {name: tuple((a, b) for a, b in words.pop(name)) for name in SPANS}
+            src, tgt = tuple(words.pop("src")), tuple(words.pop("tgt"))
+            kept: dict[str, Any] = {**spans, **words, **arrays}
+            found.append((int(path.stem), Attention(src, tgt, **kept)))
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(f"{path} is no picture of this run; delete it.") from None
     if not found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
@@ -174,6 +175,7 @@ class TrainConfig:
     average: int = option(5, "checkpoints, the last ones, whose mean becomes the final model", low=1)
     log_every: int = option(50, "updates between lines of log.jsonl", low=1)
     tensorboard: bool = option(False, "curves for TensorBoard too (pip install 'diglot[track]')")
+    watch: int = option(0, "a line of the validation text whose attention is kept at each validation; 0: none", low=0)
     precision: str = option(
         "auto",
         "of the matrix products; auto: bf16 where the processor has it",
@@ -425,6 +427,34 @@ def parse_override(word: str) -> dict[str, dict[str, Any]]:
     except tomllib.TOMLDecodeError:
         value = text
     return {section: {key: value}}
+
+
+def named_keys(words: list[str]) -> frozenset[str]:
+    """The keys that options and SECTION.KEY=VALUE name; one that is named twice has to have one value."""
+    values: dict[str, Any] = {}
+    for word in words:
+        for section, keys in parse_override(word).items():
+            for key, value in keys.items():
+                if values.setdefault(f"{section}.{key}", value) != value:
+                    raise ConfigError(
+                        f"{section}.{key} is given twice, as {values[f'{section}.{key}']!r} and as {value!r}; "
+                        "leave one out."
+                    )
+    return frozenset(values)
+
+
+def words_of_run(run: Path, preset: str, changed: frozenset[str]) -> list[str]:
+    """What to say beside the recipe of a run, to go on with it where it is."""
+    if (run / "manifest.json").exists():
+        raise ConfigError(
+            f"{run} is a model, not a run directory; to start from it, name another --out and --init {run}."
+        )
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"{run} is not a run directory: it has no config.toml.")
+    if preset or "train.out" in changed:
+        what = "--preset" if preset else "--out (train.out)"
+        raise ConfigError(f"{run} goes on with its own recipe, in its own place: leave {what} out.")
+    return [f"train.out={json.dumps(str(run), ensure_ascii=False)}"]
 
 
 def to_toml(config: Recipe | ModelSpec, *, comments: bool = False) -> str:

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from diglot.alignment import Links
+from diglot.alignment import Links, align_pairs, alignment_error, from_pharaoh, to_pharaoh
 from diglot.config import Recipe, load_recipe
 from diglot.corpus import read_lines
 from diglot.errors import ConfigError
@@ -272,18 +272,21 @@ NUM_SHOWN = 5
 
 
 def write_corpus(directory: Path) -> None:
-    """The demo's three texts, as any corpus lies on disk."""
+    """The demo's three texts, as any corpus lies on disk, and the true alignment of the one to test on."""
     directory.mkdir(parents=True, exist_ok=True)
     phrases = draw_corpus(NUM_TRAIN + NUM_VALID, seed=1)
+    tested = draw_phrases(NUM_TEST, seed=2, is_for_testing=True)
     parts = {
         "train": phrases[:NUM_TRAIN],
         "valid": phrases[NUM_TRAIN:],
-        "test": draw_corpus(NUM_TEST, seed=2, is_for_testing=True),
+        "test": [phrase.texts for phrase in tested],
     }
     for name, pairs in parts.items():
         for side, language in enumerate(("en", "de")):
             text = "".join(pair[side] + "\n" for pair in pairs)
             (directory / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
+    links = "".join(to_pharaoh(phrase.links) + "\n" for phrase in tested)
+    (directory / "test.pharaoh").write_text(links, encoding="utf-8", newline="\n")
 
 
 def demo_recipe(directory: Path, threads: int = 0) -> Recipe:
@@ -323,6 +326,12 @@ def run_demo(directory: Path, *, threads: int = 0, ask: bool = True) -> float:
         f"{exact:.1%} of {len(src):,} phrases are translated exactly; no number, date, time or price in them was seen "
         f"in training. All of it took {time.monotonic() - begun:.0f} seconds."
     )
+    true = [from_pharaoh(line) for line in read_lines(text / "test.pharaoh")]
+    error = alignment_error(list(align_pairs(translator, zip(src, ref, strict=True))), true)
+    reporter.say(
+        f"Which word stands for which: alignment error (AER) {error:.3f}, read from cross attention, "
+        f"layer {translator.spec.alignment.layer}, heads {', '.join(map(str, translator.spec.alignment.heads))}."
+    )
     if ask:
         reporter.say("Type a phrase in English, as: twenty past seven. An empty line ends.")
         for line in iter(lambda: input("> ").strip(), ""):
@@ -332,6 +341,7 @@ def run_demo(directory: Path, *, threads: int = 0, ask: bool = True) -> float:
         f"  diglot train --src train.de --tgt train.en --src-lang de --tgt-lang en --out runs/deen --preset tiny\n"
         f"or look at what was made here:\n"
         f"  echo 'twenty past seven' | diglot translate {summary.model}\n"
+        f"  diglot attend {summary.model} 'twenty past seven' -o attention.html\n"
         f"  diglot info {summary.model}"
     )
     return exact

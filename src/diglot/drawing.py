@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
 from rich.cells import cell_len
 
-from diglot.attend import Picture, names_of
-from diglot.config import ModelConfig, TrainConfig
+from diglot.config import AlignmentConfig, Recipe
+from diglot.errors import ConfigError
 from diglot.model import causal_mask, padding_mask, positional_encoding
 from diglot.schedule import lrate
 from diglot.translator import Attention, Weights
 
+PARTS = ("encoder", "decoder", "cross")
+START = "<start>"
 # lightness changes in one direction along the first, and from the middle outwards in the second
 BLUES = ("#ffffff", "#d6e8f5", "#93c3e6", "#4a93cc", "#155f9e", "#04274d")
 ORANGE_TO_BLUE = ("#7f3b08", "#c9721a", "#f3c58c", "#ffffff", "#9ec9ea", "#2f7fc1", "#053061")
@@ -27,7 +30,7 @@ LEVELS = 64  # shades
 INK, SOFT, LINE = "#1b1f24", "#565d67", "#0a4d8c"
 SIZE = 13  # of text
 MARGIN = 12
-SHOWN_POSITIONS = 96
+SHOWN_POSITIONS = 64
 WARMUPS = 0.5, 1, 2  # times that of the recipe
 
 
@@ -56,22 +59,24 @@ class Drawing:
         """Numbers from 0 to 1 as shades; equal neighbours in a column are one."""
         shades: dict[int, list[str]] = defaultdict(list)
         levels = np.round(np.clip(values, 0, 1) * (LEVELS - 1)).astype(int)
-        width, height = cell
         for j in range(levels.shape[1]):
             starts = [0, *(np.flatnonzero(np.diff(levels[:, j])) + 1).tolist()]
             for start, end in zip(starts, [*starts[1:], len(levels)], strict=True):
-                place = f"M{x + j * width:g} {y + start * height:g}"
-                shades[int(levels[start, j])].append(f"{place}h{width:g}v{(end - start) * height:g}h-{width:g}z")
+                shades[int(levels[start, j])].append(f"M{j} {start}h1v{end - start}h-1z")
+        width, height = cell
         right, below = levels.shape[1] * width, levels.shape[0] * height
+        place = f"translate({x:g} {y:g}) scale({width:g} {height:g})"
+        self.parts.append(f'<g transform="{place}" shape-rendering="crispEdges">')
         for level, cells in sorted(shades.items()):
             self.path("".join(cells), f'fill="{shade(ramp, level / (LEVELS - 1))}"')
+        self.parts.append("</g>")
         self.path(f"M{x:g} {y:g}h{right:g}v{below:g}h-{right:g}z", f'fill="none" stroke="{SOFT}" stroke-width="0.75"')
         self.reach(x + right, y + below)
 
     def legend(self, x: float, y: float, ramp: Sequence[str], low: str, high: str) -> None:
         """What the shades mean."""
         self.text(x, y + 8, low, fill=SOFT)
-        start = x + text_width(low) + 6
+        start = x + text_width(low) + 8
         self.map(start, y, np.linspace(0, 1, LEVELS)[None], (1.5, 9), ramp)
         self.text(start + 1.5 * LEVELS + 6, y + 8, high, fill=SOFT)
 
@@ -80,7 +85,7 @@ class Drawing:
         width, height = self.width + MARGIN, self.height + MARGIN
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" font-family="system-ui, \'Noto Sans\', sans-serif" shape-rendering="auto" role="img">'
+            f'height="{height:g}" font-family="system-ui, \'Noto Sans\', sans-serif" role="img">'
             f'\n<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
             + "\n".join(self.parts)
             + "\n</svg>\n"
@@ -97,10 +102,55 @@ def shade(ramp: Sequence[str], share: float) -> str:
 
 def text_width(text: str, size: float = SIZE) -> float:
     """About how wide a text is: fonts differ."""
-    return 0.56 * size * cell_len(text)
+    return 0.6 * size * cell_len(text)
 
 
 # ------------------------------------------------------------------- attention
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Which weights one picture shows: the mean of some heads of a layer."""
+
+    part: str = "cross"
+    layer: int = 1
+    heads: tuple[int, ...] = ()
+
+    def weights(self, attention: Attention) -> Weights:
+        """(T, S), or as the part has it."""
+        return getattr(attention, self.part)[self.layer - 1, [head - 1 for head in self.heads]].mean(0)
+
+    def __str__(self) -> str:
+        heads = " ".join(map(str, self.heads))
+        named = f"head {heads}" if len(self.heads) == 1 else f"mean of heads {heads}"
+        part = "cross attention" if self.part == "cross" else self.part
+        return f"{part}, layer {self.layer}, {named}"
+
+
+def choose_picture(
+    attention: Attention, config: AlignmentConfig, part: str = "cross", layer: int = 0, heads: Sequence[int] = ()
+) -> Picture:
+    """The picture that is asked for; where nothing is said, what aligns words, or else all heads of the last layer."""
+    if part not in PARTS:
+        raise ConfigError(f"'{part}' is no part of the network; choose from: {', '.join(PARTS)}.")
+    num_layers, num_heads = getattr(attention, part).shape[:2]
+    aligns = part == "cross" and not heads and layer in (0, config.layer)
+    if not layer:
+        layer = config.layer if aligns and config.layer else num_layers
+    if not heads:
+        heads = config.heads if aligns and config.layer else tuple(range(1, num_heads + 1))
+    if not 1 <= layer <= num_layers or not all(1 <= head <= num_heads for head in heads):
+        raise ConfigError(
+            f"there is no layer {layer} with head {', '.join(map(str, heads))}: the {part} has {num_layers} layers of "
+            f"{num_heads} heads, counted from 1."
+        )
+    return Picture(part, layer, tuple(heads))
+
+
+def names_of(attention: Attention, part: str) -> tuple[list[str], list[str]]:
+    """What stands beside the rows and above the columns of a part's pictures."""
+    looked_at = {"encoder": attention.src, "decoder": (START, *attention.tgt[:-1]), "cross": attention.src}[part]
+    return list(attention.src if part == "encoder" else attention.tgt), list(looked_at)
 
 
 def draw_map(attention: Attention, picture: Picture) -> str:
@@ -131,9 +181,13 @@ def draw_lines(attention: Attention, picture: Picture) -> str:
     drawing.text(MARGIN, MARGIN + SIZE, caption(picture), fill=SOFT)
     for i, j in np.argwhere(weights > 0.01).tolist():
         start, end = top + (i + 0.5) * step, top + (j + 0.5) * step
-        curve = f"M{left:g} {start:g}C{left + gap * 0.4:g} {start:g} {left + gap * 0.6:g} {end:g} {left + gap:g} {end:g}"
+        curve = (
+            f"M{left:g} {start:g}C{left + gap * 0.4:g} {start:g} {left + gap * 0.6:g} {end:g} {left + gap:g} {end:g}"
+        )
         opacity = float(weights[i, j]) ** 0.5
-        drawing.path(curve, f'fill="none" stroke="{LINE}" stroke-opacity="{opacity:.2f}" stroke-width="{3 * opacity:.2f}"')
+        drawing.path(
+            curve, f'fill="none" stroke="{LINE}" stroke-opacity="{opacity:.2f}" stroke-width="{3 * opacity:.2f}"'
+        )
     for i, name in enumerate(rows):
         drawing.text(left - 8, top + (i + 0.5) * step + SIZE / 3, name, 'text-anchor="end"')
     for j, name in enumerate(columns):
@@ -144,44 +198,48 @@ def draw_lines(attention: Attention, picture: Picture) -> str:
 def caption(picture: Picture) -> str:
     """What a picture shows, in words."""
     says = {
-        "encoder": "the source looks at itself",
-        "decoder": "the translation looks at itself",
-        "cross": "the translation looks at the source",
+        "encoder": "the source (rows) looks at itself (columns)",
+        "decoder": "the translation (rows) looks at what is written of it (columns)",
+        "cross": "the translation (rows) looks at the source (columns)",
     }
-    return f"{str(picture)[:1].upper()}{str(picture)[1:]}: {says[picture.part]}"
+    return f"{str(picture).capitalize()}: {says[picture.part]}"
 
 
 # ------------------------------------------------------------------- what the network is made of
 
 
-def draw_positions(config: ModelConfig) -> str:
+def draw_positions(recipe: Recipe) -> str:
     """3.5: the positional encoding, and how alike the encodings of two positions are."""
-    drawing = Drawing()
+    drawing, config = Drawing(), recipe.model
     table = positional_encoding(SHOWN_POSITIONS, config.d_model).double()
     drawing.text(MARGIN, 24, f"Section 3.5: the positional encoding, d_model = {config.d_model}", size=16)
-    wide = 480 / config.d_model
-    left, above = MARGIN + 30, 64
-    drawing.text(left, above - 8, "sin and cos in turn, at each position (down) and dimension (across)", fill=SOFT)
-    drawing.map(left, above, (table.numpy() + 1) / 2, (wide, 4), ORANGE_TO_BLUE)
+    left, above, cell = MARGIN + 30, 64, 5
+    below, wide = above + cell * SHOWN_POSITIONS, 2 * 250 / config.d_model
+    for place, name in enumerate(("sin: dimensions 0, 2, 4 ...", "cos: dimensions 1, 3, 5 ...")):
+        start = left + 262 * place
+        drawing.text(start, above - 8, name, fill=SOFT)
+        drawing.map(start, above, (table[:, place::2].numpy() + 1) / 2, (wide, cell), ORANGE_TO_BLUE)
+        for dimension in range(place, config.d_model, config.d_model // 4):
+            drawing.text(start + wide * dimension / 2, below + 14, str(dimension), fill=SOFT, size=11)
     for position in range(0, SHOWN_POSITIONS, 16):
-        drawing.text(left - 6, above + 4 * position + 6, str(position), 'text-anchor="end"', fill=SOFT, size=11)
-    for dimension in range(0, config.d_model, config.d_model // 4):
-        drawing.text(left + wide * dimension, above + 4 * SHOWN_POSITIONS + 14, str(dimension), fill=SOFT, size=11)
-    drawing.legend(left, above + 4 * SHOWN_POSITIONS + 26, ORANGE_TO_BLUE, "−1", "1")
+        drawing.text(left - 6, above + cell * position + 8, str(position), 'text-anchor="end"', fill=SOFT, size=11)
+    drawing.legend(left, below + 26, ORANGE_TO_BLUE, "−1", "1")
     products = table @ table.T / (config.d_model / 2)  # sin² + cos² = 1, so many times
-    right = left + 480 + 64
+    right = left + 2 * 262 + 40
     drawing.text(right, above - 8, "dot products of positions, over d_model / 2", fill=SOFT)
-    drawing.map(right, above, products.clamp(0, 1).numpy(), (4, 4), BLUES)
-    drawing.legend(right, above + 4 * SHOWN_POSITIONS + 26, BLUES, "0", "1: a position with itself")
-    top = above + 4 * SHOWN_POSITIONS + 90
-    drawing.text(left, top - 34, "The product depends on the distance alone, which is what lets a head look “three back”", fill=SOFT)
+    drawing.map(right, above, products.clamp(0, 1).numpy(), (cell, cell), BLUES)
+    drawing.legend(right, below + 26, BLUES, "0", "1: a position with itself")
+    top = below + 90
+    drawing.text(left, top - 34, "The product depends on the distance alone: three curves, one upon another", fill=SOFT)
     middle = SHOWN_POSITIONS // 2
-    curves = {f"from position {start}": products[start, start : start + middle].tolist() for start in (0, middle - 16, middle)}
-    draw_curves(drawing, left, top, curves, "distance", same="all three are one curve")
+    curves: dict[str, list[float]] = {
+        f"from position {start}": products[start, start : start + middle].tolist() for start in (0, middle - 16, middle)
+    }
+    draw_curves(drawing, left, top, curves, "distance")
     return drawing.svg("The positional encoding and the dot products of positions")
 
 
-def draw_masks() -> str:
+def draw_masks(recipe: Recipe) -> str:
     """3.2.3: who may attend to what, for two sentences of five and three pieces."""
     drawing = Drawing()
     cell, lengths = 26.0, [5, 3]
@@ -189,19 +247,20 @@ def draw_masks() -> str:
     padding = padding_mask(torch.tensor(lengths))  # (B, S)
     drawing.text(MARGIN, 24, "Section 3.2.3: which position (row) may attend to which (column)", size=16)
     drawing.text(MARGIN, 44, "blue: may; white: may not, its score becomes −∞ before the softmax", fill=SOFT)
+    short = ["Ja", ".", "</s>", "pad", "pad"]
     pictures = [
         ("encoder: all of the source", src, src, padding[0].expand(5, 5)),
         ("decoder: what is already written", tgt, ["start", *tgt[:-1]], causal_mask(5)),
         ("decoder on encoder: all of the source", tgt, src, padding[0].expand(5, 5)),
-        ("a shorter source in the same batch: no padding", ["Ja", ".", "</s>", "pad", "pad"], ["Ja", ".", "</s>", "pad", "pad"],
-         padding[1].expand(5, 5)),
+        ("a shorter source in the same batch: no padding", short, short, padding[1].expand(5, 5)),
     ]  # fmt: skip
     for number, (title, rows, columns, mask) in enumerate(pictures):
         left, above = MARGIN + 48 + number % 2 * 320, 128 + number // 2 * 230
         drawing.text(left - 48, above - 50, title, fill=INK)
         drawing.map(left, above, mask.double().numpy() * 0.6, (cell, cell), BLUES)
-        drawing.path("".join(f"M{left:g} {above + i * cell:g}h{5 * cell:g}M{left + i * cell:g} {above:g}v{5 * cell:g}" for i in range(6)),
-                     f'stroke="{SOFT}" stroke-width="0.5"')  # fmt: skip
+        for i in range(6):
+            grid = f"M{left:g} {above + i * cell:g}h{5 * cell:g}M{left + i * cell:g} {above:g}v{5 * cell:g}"
+            drawing.path(grid, f'stroke="{SOFT}" stroke-width="0.5"')
         for i, name in enumerate(rows):
             drawing.text(left - 6, above + (i + 0.65) * cell, name, 'text-anchor="end"', size=12)
         for j, name in enumerate(columns):
@@ -211,28 +270,30 @@ def draw_masks() -> str:
     return drawing.svg("The masks as the network sees them")
 
 
-def draw_schedule(model: ModelConfig, train: TrainConfig) -> str:
+def draw_schedule(recipe: Recipe) -> str:
     """5.3: the learning rate at every update, for this warm-up, half of it and twice it."""
-    drawing = Drawing()
+    drawing, model, train = Drawing(), recipe.model, recipe.train
     warmup = train.warmup_steps
     scale = train.learning_rate_scale
     times = "" if scale == 1 else f", times {scale:g}"
     drawing.text(MARGIN, 24, f"Section 5.3: the learning rate, d_model = {model.d_model}{times}", size=16)
     steps = np.linspace(1, 6 * warmup, 241).round().astype(int).tolist()
     curves = {
-        f"warmup_steps = {round(warmup * times):,}": [lrate(step, model.d_model, round(warmup * times), scale) for step in steps]
+        f"warmup_steps = {round(warmup * times):,}": [
+            lrate(step, model.d_model, round(warmup * times), scale) for step in steps
+        ]
         for times in WARMUPS
     }
     peak = lrate(warmup, model.d_model, warmup, scale)
     said = f"rises to {peak:.2e} at update {warmup:,}, then falls with the square root of the update"
     drawing.text(MARGIN, 44, said, fill=SOFT)
-    draw_curves(drawing, MARGIN + 30, 70, curves, "update", ends=(1, 6 * warmup))
+    draw_curves(drawing, MARGIN + 50, 70, curves, "update", ends=(1, 6 * warmup))
     return drawing.svg("The learning rate")
 
 
 def draw_curves(
     drawing: Drawing, left: float, top: float, curves: dict[str, list[float]], name: str,
-    ends: tuple[int, int] | None = None, same: str = "",
+    ends: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Curves of as many points from left to right, told apart by colour and by dashes."""
     width, height = 640.0, 180.0
@@ -245,12 +306,14 @@ def draw_curves(
             f"{left + width * i / (len(curve) - 1):.1f} {top + height * (high - value) / (high - low):.1f}"
             for i, value in enumerate(curve)
         )
-        drawing.path("M" + "L".join(points), f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"')
+        drawing.path(
+            "M" + "L".join(points), f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
+        )
         y = top + 12 + 20 * number
-        drawing.path(f"M{left + width - 190:g} {y:g}h28", f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"')
+        drawing.path(
+            f"M{left + width - 190:g} {y:g}h28", f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
+        )
         drawing.text(left + width - 154, y + 4, label)
-    if same:
-        drawing.text(left + width - 190, top + 12 + 20 * len(curves) + 4, same, fill=SOFT)
     first, last = ends or (0, len(values) // len(curves) - 1)
     drawing.text(left, top + height + 16, f"{first:,}", fill=SOFT, size=11)
     drawing.text(left + width / 2, top + height + 16, name, 'text-anchor="middle"', fill=SOFT, size=11)

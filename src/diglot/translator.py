@@ -170,14 +170,17 @@ class Translator:
         attribution: bool = True,
         **options: Any,
     ) -> list[Attention]:
-        """What looks at what in the translation of a text: for each hypothesis of the search, the best first, or for the
-        given target.
+        """What looks at what in the translation of a text: for each hypothesis of the beam, the best first (or
+        `num_best` of them), or for the given target.
 
         `attribution`: also gradients times inputs, for comparison, which takes longer.
         """
         sources, targets = self._encode_pairs([(text, target or "")], to, 0, LONGEST_PICTURED)
         if target is None:
-            (hypotheses,) = self.engine.search(sources, self.search_config(options))
+            config = self.search_config(options)
+            if config.method == "beam" and "num_best" not in options:
+                config = dataclasses.replace(config, num_best=config.beam_size)
+            (hypotheses,) = self.engine.search(sources, config)
             targets, scores = [list(one.pieces) for one in hypotheses], [one.score for one in hypotheses]
         else:
             scores = [one.score for one in self.score([text], [target], to=to, **options)]
@@ -185,12 +188,12 @@ class Translator:
         for attention, pieces, score in zip(
             self._attend(sources * len(targets), targets, exact=True), targets, scores, strict=True
         ):
-            sides: dict[str, Any] = {}
-            if attribution:
-                of_src, of_tgt = self.engine.attribute(sources[0], pieces)
-                sides = {"src_attribution": of_src.cpu().numpy(), "tgt_attribution": of_tgt.cpu().numpy()}
             written = self.tgt_subwords.decode(pieces)
-            results.append(dataclasses.replace(attention, source=text, text=written, score=score, **sides))
+            attention = dataclasses.replace(attention, source=text, text=written, score=score)
+            if attribution:
+                of_src, of_tgt = (side.cpu().numpy() for side in self.engine.attribute(sources[0], pieces))
+                attention = dataclasses.replace(attention, src_attribution=of_src, tgt_attribution=of_tgt)
+            results.append(attention)
         return results
 
     def attend_pairs(
@@ -199,7 +202,8 @@ class Translator:
         """The same for pairs as they arrive, in bounded memory, in the network's own precision."""
         done = 0
         for window in arriving(pairs, WINDOW // 16):
-            yield from self._attend(*self._encode_pairs(window, to, done, LONGEST_PICTURED), exact=False)
+            languages = to if to is None or isinstance(to, str) else to[done : done + len(window)]
+            yield from self._attend(*self._encode_pairs(window, languages, done, LONGEST_PICTURED), exact=False)
             done += len(window)
 
     def search_config(self, options: dict[str, Any]) -> SearchConfig:
@@ -218,13 +222,16 @@ class Translator:
                 if src[:1] == self._tag_ids(tag):
                     num_tags, language, src_pieces[0] = 1, tag, f">>{tag}<<"
             src_words = word_spans(src_pieces[num_tags:-1], self.spec.languages.src)
+            encoder, decoder, cross = (one.double().cpu().numpy() for one in weights)
             found.append(
                 Attention(
                     tuple(src_pieces),
                     tuple(tgt_pieces),
                     tuple((first + num_tags, end + num_tags) for first, end in src_words),
                     tuple(word_spans(tgt_pieces[:-1], language)),
-                    *(one.double().cpu().numpy() for one in weights),
+                    encoder,
+                    decoder,
+                    cross,
                 )
             )
         return found

@@ -151,8 +151,8 @@ class TorchEngine:
     def attend(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, exact: bool = False
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The attention weights of each pair: of the encoder (layers, H, S, S), of the decoder (layers, H, T, T), and of
-        the decoder on the encoder (layers, H, T, S).
+        """The attention weights of each pair: of the encoder (layers, H, S, S), of the decoder (layers, H, T, T), and
+        of the decoder on the encoder (layers, H, T, S).
 
         `exact`: computed in double precision, so that they are the softmax itself and not a rounding of it.
         """
