@@ -88,7 +88,9 @@ def mutual(weights: Weights) -> list[tuple[int, int]]:
 
 def choose_heads(attentions: Iterable[Attention]) -> AlignmentConfig:
     """The layer and the heads of it whose links agree best over a text."""
-    pairs = [(one.src[:-1], one.tgt[:-1], one.cross[:, :, :-1, :-1]) for one in attentions if min(one.cross.shape) > 1]
+    pairs = [
+        (one.src[:-1], one.tgt[:-1], one.cross[:, :, :-1, :-1]) for one in attentions if len(one.src) > 1 < len(one.tgt)
+    ]
     if len(pairs) < 2:
         raise TextError("there is too little text to choose by which heads align: give at least two pairs of lines.")
     num_layers, num_heads = pairs[0][2].shape[:2]

@@ -404,7 +404,9 @@ def attend(
     masks: Annotated[bool, typer.Option("--masks", help="Draw the masks as the network sees them (.svg).")] = False,
     schedule: Annotated[bool, typer.Option("--schedule", help="Draw the learning rate (.svg).")] = False,
     to: To = None,
-    num_best: Annotated[int | None, typer.Option(help="Hypotheses to show [default: all of the beam].")] = None,
+    num_best: Annotated[
+        int | None, typer.Option(help="Hypotheses [default: all of the beam; 1 in the terminal].")
+    ] = None,
     beam_size: BeamSize = None,
     threads: Threads = 0,
     json_: Json = False,
@@ -463,6 +465,8 @@ def look(
     else:
         translator = load(model, threads=threads)
         config = translator.spec.alignment
+        if form in ("", ".svg"):
+            options = {"num_best": 1, **options}
         found = translator.attend(
             text, target, to=to, attribution=attribution and form in (".html", ".json"), **options
         )
