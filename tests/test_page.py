@@ -20,6 +20,7 @@ from diglot.subwords import word_spans
 from diglot.translator import Attention
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install -e '.[dev]'")
+expect = playwright.expect
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
@@ -231,8 +232,7 @@ def test_a_hypothesis_is_chosen_and_a_word_is_found(open_page: Callable[..., Any
     page = open_page(to_page(TWO, ALIGNING))
     assert page.inner_text("#source") == "the twenty-first of March"
     page.select_option("#hypothesis", index=1)
-    page.wait_for_function("state.item === 1")
-    assert page.inner_text("#translation") == "der 21. März"
+    expect(page.locator("#translation")).to_have_text("der 21. März")
     np.testing.assert_allclose(
         page.evaluate("Array.from(shown.values)"), TWO[1].cross[1, [0, 2]].mean(0).ravel(), atol=1e-6
     )
@@ -255,11 +255,11 @@ def test_a_film_plays_and_its_frames_can_be_gone_through(open_page: Callable[...
     assert page.inner_text("#update") == "after update 1,000"  # the last comes first
     page.locator("#frame").focus()
     page.keyboard.press("Home")
-    page.wait_for_function("document.getElementById('update').textContent === 'after update 10'")
+    expect(page.locator("#update")).to_have_text("after update 10", timeout=60_000)
     np.testing.assert_allclose(page.evaluate("Array.from(shown.values)"), frames[0].cross[1].mean(0).ravel(), atol=1e-6)
     page.click("#play")
-    page.wait_for_function("document.getElementById('update').textContent === 'after update 1,000'", timeout=60_000)
-    page.wait_for_function("document.getElementById('play').textContent === 'Play'", timeout=60_000)
+    expect(page.locator("#update")).to_have_text("after update 1,000", timeout=60_000)
+    expect(page.locator("#play")).to_have_text("Play", timeout=60_000)
     assert page.locator("#hypotheses").is_hidden()
 
 
@@ -286,9 +286,10 @@ def test_text_is_never_markup(open_page: Callable[..., Any]):
         assert page.locator("#columns li span").all_text_contents() == [*some, "</s>"]
         assert page.text_content("#source") == " ".join(some)
         page.fill("#query", some[0])
-        page.check("input[value=words]")
         for i in range(0, 50, 7):
             page.locator("#rows button").nth(i).hover()
+        page.check("input[value=words]")
+        page.locator("#rows button").first.hover()
         assert page.evaluate("window.ran") is None
         assert page.title() == "What looks at what"
         assert page.locator("script").count() == 2

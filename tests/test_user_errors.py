@@ -403,9 +403,9 @@ case("DIR/a.txt: write a page (.html), a picture (.svg) or data (.json).")(
 case("DIR... is no run directory; name one, or none for the paper's base model.")(
     lambda at: run_cli("attend", str(at.model), "--positions")
 )
-case(
-    "DIR... holds no pictures; they are kept where train.watch names a line of the validation text. To look at its model, ..."
-)(lambda at: run_cli("attend", str(at.model)))
+case("DIR... holds no pictures; they are kept where train.watch names a line of the validation text. To ...")(
+    lambda at: run_cli("attend", str(at.model))
+)
 
 
 @case("DIR/attention/000001.safetensors is no picture of this run; delete it.")

@@ -178,7 +178,7 @@ def draw_lines(attention: Attention, picture: Picture) -> str:
     drawing, weights = Drawing(), picture.weights(attention)
     step, top, gap = 22.0, MARGIN + 2.5 * SIZE, 180.0
     left = MARGIN + max(map(text_width, rows)) + 8
-    drawing.text(MARGIN, MARGIN + SIZE, caption(picture), fill=SOFT)
+    drawing.text(MARGIN, MARGIN + SIZE, caption(picture, "left", "right"), fill=SOFT)
     for i, j in np.argwhere(weights > 0.01).tolist():
         start, end = top + (i + 0.5) * step, top + (j + 0.5) * step
         curve = (
@@ -192,15 +192,15 @@ def draw_lines(attention: Attention, picture: Picture) -> str:
         drawing.text(left - 8, top + (i + 0.5) * step + SIZE / 3, name, 'text-anchor="end"')
     for j, name in enumerate(columns):
         drawing.text(left + gap + 8, top + (j + 0.5) * step + SIZE / 3, name)
-    return drawing.svg(caption(picture))
+    return drawing.svg(caption(picture, "left", "right"))
 
 
-def caption(picture: Picture) -> str:
+def caption(picture: Picture, one: str = "rows", two: str = "columns") -> str:
     """What a picture shows, in words."""
     says = {
-        "encoder": "the source (rows) looks at itself (columns)",
-        "decoder": "the translation (rows) looks at what is written of it (columns)",
-        "cross": "the translation (rows) looks at the source (columns)",
+        "encoder": f"the source ({one}) looks at itself ({two})",
+        "decoder": f"the translation ({one}) looks at what is written of it ({two})",
+        "cross": f"the translation ({one}) looks at the source ({two})",
     }
     return f"{str(picture).capitalize()}: {says[picture.part]}"
 

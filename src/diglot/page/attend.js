@@ -547,7 +547,8 @@ function tell() {
 
 function said() {
   const { rows, columns } = shown;
-  const quoted = (names, i) => `“${names[i].replace(/^▁/, "")}”`;
+  const brief = (name) => (name.length > 33 ? `${name.slice(0, 32)}…` : name).replace(/^▁/, "");
+  const quoted = (names, i) => `“${brief(names[i])}”`;
   if (state.row !== null && state.column !== null) {
     const weight = weightAt(state.row, state.column);
     const more = shown.signed ? `, gradient × input ${shown.signed[state.row * columns.names.length + state.column].toFixed(6)}` : "";
@@ -557,7 +558,7 @@ function said() {
     Array.from({ length: number }, (_, i) => [weightOf(i), names[i]])
       .sort((a, b) => b[0] - a[0])
       .slice(0, 3)
-      .map(([weight, name]) => `“${name.replace(/^▁/, "")}” ${weight.toFixed(3)}`)
+      .map(([weight, name]) => `“${brief(name)}” ${weight.toFixed(3)}`)
       .join(", ");
   if (state.row !== null) return `${quoted(rows.names, state.row)} looks at ${top(columns.names.length, (i) => weightAt(state.row, i), columns.names)}`;
   if (state.column !== null) return `${quoted(columns.names, state.column)} is looked at by ${top(rows.names.length, (i) => weightAt(i, state.column), rows.names)}`;
