@@ -22,6 +22,7 @@ from diglot.translator import Attention, Translator, Weights
 
 Links = frozenset[tuple[int, int]]  # (source, target): words, or pieces, counted from 0
 LONGEST = 400  # characters; longer pairs take long and tell little more
+TIE = 0.01  # of the best agreement
 ENOUGH = 500  # pairs to choose by
 
 
@@ -94,7 +95,7 @@ def choose_heads(attentions: Iterable[Attention]) -> AlignmentConfig:
     if len(pairs) < 2:
         raise TextError("there is too little text to choose by which heads align: give at least two pairs of lines.")
     num_layers, num_heads = pairs[0][2].shape[:2]
-    best = -math.inf, AlignmentConfig()
+    found: list[tuple[float, AlignmentConfig]] = []
     for layer in range(num_layers):
 
         def agreement_of(heads: list[int], layer: int = layer) -> float:
@@ -103,8 +104,10 @@ def choose_heads(attentions: Iterable[Attention]) -> AlignmentConfig:
         ranked = sorted(range(num_heads), key=lambda head: -agreement_of([head]))
         for num in range(1, num_heads + 1):
             chosen = AlignmentConfig(layer + 1, tuple(sorted(head + 1 for head in ranked[:num])))
-            best = max(best, (agreement_of(ranked[:num]), chosen), key=lambda found: found[0])
-    return best[1]
+            found.append((agreement_of(ranked[:num]), chosen))
+    best = max(score for score, _ in found)
+    # of those that can hardly be told from the best, the mean of most heads: it is the steadier one
+    return max((config for score, config in found if score >= best - TIE * abs(best)), key=lambda one: len(one.heads))
 
 
 def agreement(linked: Sequence[tuple[Sequence[str], Sequence[str], list[tuple[int, int]]]]) -> float:
