@@ -9,19 +9,25 @@ from collections.abc import Callable
 import pytest
 
 from diglot import demo
+from diglot.alignment import to_pharaoh
 from diglot.corpus import read_lines
 from diglot.demo import (
     DAYS_OF_MONTH,
     DE_MONTHS,
     EN_MONTHS,
     KINDS,
+    Phrase,
+    Value,
     draw_corpus,
+    draw_phrases,
     draw_value,
+    english_date,
     english_number,
     english_ordinal,
     english_price,
     english_time,
     english_year,
+    german_date,
     german_number,
     german_ordinal,
     german_price,
@@ -131,12 +137,12 @@ def test_numbers_are_read_back_as_they_were() -> None:
     ],
 )
 def test_times_in_both_languages(hour: int, minute: int, english: str, german: str) -> None:
-    assert (english_time(hour, minute), german_time(hour, minute)) == (english, german)
+    assert (" ".join(english_time(hour, minute)), " ".join(german_time(hour, minute))) == (english, german)
 
 
 def test_the_720_times_are_720_in_both_languages_and_come_again_after_noon() -> None:
     for say in (english_time, german_time):
-        assert len({say(*time) for time in TIMES}) == 720
+        assert len({tuple(say(*time)) for time in TIMES}) == 720
         assert all(say(hour, minute) == say(hour + 12, minute) for hour, minute in TIMES)
 
 
@@ -198,7 +204,7 @@ def test_years_in_both_languages(year: int, english: str, german: str) -> None:
     ],
 )  # fmt: skip
 def test_prices_in_both_languages(euros: int, cents: int, english: str, german: str) -> None:
-    assert (english_price(euros, cents), german_price(euros, cents)) == (english, german)
+    assert (" ".join(english_price(euros, cents)), " ".join(german_price(euros, cents))) == (english, german)
 
 
 # ------------------------------------------------------------------- as a whole
@@ -218,7 +224,8 @@ def test_prices_in_both_languages(euros: int, cents: int, english: str, german: 
 def test_other_values_are_other_words_in_both_languages(
     english: Callable[..., str], german: Callable[..., str], values: list[tuple[int, ...]]
 ) -> None:
-    assert len({english(*value) for value in values}) == len({german(*value) for value in values}) == len(values)
+    for say in (english, german):
+        assert len({str(say(*value)) for value in values}) == len(values)
 
 
 def test_an_english_phrase_has_one_german(drawn: dict[str, list[tuple[str, str]]]) -> None:
@@ -240,7 +247,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str,
     directory = tmp_path_factory.mktemp("demo") / "text"
     write_corpus(directory)
     names = {f"{part}.{language}" for part in ("train", "valid", "test") for language in ("en", "de")}
-    assert {path.name for path in directory.iterdir()} == names
+    assert {path.name for path in directory.iterdir()} == names | {"test.pharaoh"}
     return {
         part: list(zip(*(read_lines(directory / f"{part}.{language}") for language in ("en", "de")), strict=True))
         for part in ("train", "valid", "test")
@@ -275,6 +282,41 @@ def test_a_phrase_has_as_many_values_in_german_as_in_english(drawn: dict[str, li
         assert src.count(", ") == tgt.count(", ") <= 1
         assert src == src.strip()
         assert src.isascii()
+
+
+@pytest.mark.parametrize(
+    ("english", "german", "links"),
+    [
+        ("three hundred forty-two", "dreihundertzweiundvierzig", "0-0 1-0 2-0"),
+        ("half past seven", "halb acht", "0-0 1-0 2-1"),
+        ("twenty-two to five", "zweiundzwanzig vor fünf", "0-0 1-1 2-2"),
+        ("eight o'clock", "acht Uhr", "0-0 1-1"),
+        ("the sixth of May nineteen ten", "der sechste Mai neunzehnhundertzehn", "0-0 1-1 3-2 4-3 5-3"),
+        ("one hundred euros six", "einhundert Euro sechs", "0-0 1-0 2-1 3-2"),
+        ("ten, one euro", "zehn, ein Euro", "0-0 1-1 2-2"),
+    ],
+)  # fmt: skip
+def test_the_true_alignment_by_hand(english: str, german: str, links: str) -> None:
+    values = {
+        "number": {((english_number(n),), (german_number(n),)) for n in (342, 10)},
+        "time": {(tuple(english_time(*time)), tuple(german_time(*time))) for time in TIMES},
+        "date": {(tuple(english_date(6, 4, 1910)), tuple(german_date(6, 4, 1910)))},
+        "price": {(tuple(english_price(*p)), tuple(german_price(*p))) for p in ((100, 6), (1, 0))},
+    }
+    every = {Value(kind, *parts) for kind, found in values.items() for parts in found}
+    said = [next(v for v in every if v.english == one and v.german in german) for one in english.split(", ")]
+    phrase = Phrase(tuple(said))
+    assert phrase.texts == (english, german)
+    assert to_pharaoh(phrase.links) == links
+
+
+def test_every_german_word_of_the_corpus_stands_for_something_and_no_link_is_beyond_the_words() -> None:
+    for phrase in draw_phrases(500, seed=5):
+        english, german = (text.split() for text in phrase.texts)
+        assert {j for _, j in phrase.links} == set(range(len(german)))
+        unaligned = {word for i, word in enumerate(english) if i not in {i for i, _ in phrase.links}}
+        assert unaligned <= {"of"}
+        assert max(i for i, _ in phrase.links) < len(english)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,10 +27,13 @@ ROWS = [
     ["subwords", "segments"],
     ["batching"],
     ["corpus"],
-    ["index"],
+    ["index", "streams"],
     ["checkpoint"],
     ["engines.torch"],
     ["translator", "evaluate"],
+    ["alignment"],
+    ["drawing"],
+    ["attend"],
     ["progress", "pulse"],
     ["parallel"],
     ["run"],
@@ -138,7 +141,7 @@ def test_the_list_of_options():
         "train": [
             "out", "init", "seed", "max_updates", "update_pieces", "warmup_steps", "learning_rate_scale",
             "label_smoothing", "clip_norm", "valid_every", "patience", "average", "log_every", "tensorboard",
-            "precision", "strategy", "rank_timeout", "device", "threads",
+            "watch", "precision", "strategy", "rank_timeout", "device", "threads",
         ],
         "search": [
             "method", "beam_size", "length_penalty", "max_extra", "num_best", "temperature", "top_k", "top_p", "seed",

@@ -36,8 +36,19 @@ import torch
 import diglot
 import diglot.run
 from diglot import checkpoint, cli, demo, info, subwords
-from diglot.config import DataConfig, ModelConfig, ModelSpec, Recipe, load_recipe, to_toml, update_section
+from diglot.alignment import align_pairs, from_pharaoh
+from diglot.config import (
+    AlignmentConfig,
+    DataConfig,
+    ModelConfig,
+    ModelSpec,
+    Recipe,
+    load_recipe,
+    to_toml,
+    update_section,
+)
 from diglot.corpus import TextFile, open_pairs, open_stream, read_lines, stream_lines
+from diglot.drawing import choose_picture
 from diglot.errors import DiglotError
 from diglot.evaluate import evaluate
 from diglot.index import Reading, index_corpus
@@ -45,6 +56,7 @@ from diglot.interop import convert, ctranslate2, marian, marian_hf, probe
 from diglot.interop.weights import marian_base
 from diglot.model import Transformer
 from diglot.training import train
+from diglot.translator import Attention
 from diglot.validation import Summary
 from foreign_models import liven
 from training_runs import small_recipe, write_pairs
@@ -378,6 +390,58 @@ case("'nonsense' is neither a directory nor a preset (tiny, small, base, big).")
 
 # ------------------------------------------------------------------- translating and scoring
 
+
+def one_attention() -> Attention:
+    flat = np.full((1, 1, 2, 2), 0.5)
+    return Attention(("a", "</s>"), ("b", "</s>"), ((0, 1),), ((0, 1),), flat, flat, flat)
+
+
+case("an ensemble has no attention of its own; look at one of its models alone.")(
+    lambda at: diglot.load(at.model, at.model).attend("a")
+)
+case("alignment.layer = 9 and alignment.heads = [1] name no heads of this network; leave both out.")(
+    lambda at: ModelSpec(alignment=AlignmentConfig(9, (1,)))
+)
+case("'middle' is no part of the network; choose from: encoder, decoder, cross.")(
+    lambda at: choose_picture(one_attention(), AlignmentConfig(), "middle")
+)
+case("there is no layer 1 with head 7: the cross has 1 layers of 1 heads, counted from 1.")(
+    lambda at: choose_picture(one_attention(), AlignmentConfig(), "cross", 1, (7,))
+)
+case("there is too little text to choose by which heads align: give at least two pairs of lines.")(
+    lambda at: list(align_pairs(diglot.load(at.model), [("a", "b")], choose=True))
+)
+case(
+    "DIR... does not say which of its heads align words; choose them by a text, ...: --choose (in Python: choose=True)."
+)(lambda at: align_pairs(diglot.load(at.model), [("a", "b")]))
+case("true.pharaoh, line 2: '1_2' is not in Pharaoh format, as 0-0 1-2.")(
+    lambda at: from_pharaoh("1_2", "true.pharaoh, line 2")
+)
+case("DIR... has 1 lines for 2 pairs; they must match line by line.")(
+    lambda at: run_cli("align", str(at.model), str(file(at, "a", b"a\nb\n")), str(file(at, "b", b"a\nb\n")), "--choose",
+                       "--gold", str(file(at, "c", b"0-0\n")))
+)  # fmt: skip
+case("DIR/a.txt: write a page (.html), a picture (.svg) or data (.json).")(
+    lambda at: run_cli("attend", str(at.model), "a", "-o", str(at.dir / "a.txt"))
+)
+case("DIR... is no run directory; name one, or none for the paper's base model.")(
+    lambda at: run_cli("attend", str(at.model), "--positions")
+)
+case("DIR... holds no pictures; they are kept where train.watch names a line of the validation text. To ...")(
+    lambda at: run_cli("attend", str(at.model))
+)
+
+
+@case("DIR/attention/000001.safetensors is no picture of this run; delete it.")
+def _(at: SimpleNamespace) -> object:
+    (at.dir / "attention").mkdir()
+    safetensors.torch.save_file(
+        {"words": torch.zeros(1, dtype=torch.uint8)}, at.dir / "attention" / "000001.safetensors"
+    )
+    return run_cli("attend", str(at.dir))
+
+
+case("train.watch = 9 is beyond the 8 lines of the validation text.")(lambda at: trained(at, "train.watch=9"))
 case("precision 'fp8' is none of: fp32, bf16.")(lambda at: diglot.load(at.model, precision="fp8"))
 case("device 'tpu' is none of: auto, cpu, cuda.")(lambda at: diglot.load(at.model, device="tpu"))
 if not torch.cuda.is_available():
@@ -394,7 +458,7 @@ case("there are 1 texts and 2 prefixes; each text needs one.")(
 case("there are 1 sources and 2 targets; each source needs one.")(
     lambda at: diglot.load(at.model).score(["a"], ["a", "b"])
 )
-case("pair 2 has ... pieces on a side; at most 2,047 can be scored at once: split it.")(
+case("pair 2 has ... pieces on a side; at most 2,047 can be taken at once: split it.")(
     lambda at: diglot.load(at.model).score(["a", "b"], ["a", "好" * 2000])
 )
 

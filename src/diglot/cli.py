@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 import diglot
-from diglot.config import PRESETS, Recipe, load_recipe, parse_override, to_toml
+from diglot.config import PRESETS, Recipe, load_recipe, named_keys, to_toml, words_of_run
 from diglot.errors import ConfigError, DiglotError, Interrupted, TextError, on_one_line
+from diglot.streams import STANDARD_INPUT, open_input, open_output, read_pairs, read_text, show
 
 if TYPE_CHECKING:
     from diglot.translator import Translation
@@ -32,7 +31,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-STANDARD_INPUT = Path("-")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on standard error but errors.")]
@@ -259,31 +257,10 @@ def score(
     options = given(length_penalty=length_penalty)
     from diglot.translator import load
 
-    sides = [open_input(path) for path in (src, tgt) if path is not None]
-
-    def pairs() -> Iterator[tuple[str, str]]:
-        if tgt is None:
-            for number, line in enumerate(sides[0], 1):
-                one, *others = line.split("\t")  # further columns are passed over, as in training
-                if not others:
-                    name = "standard input" if src == STANDARD_INPUT else src
-                    raise TextError(
-                        f"{name}, line {number:,}: no TAB between source and target; if these are the sources alone, "
-                        "name the file of the targets too."
-                    )
-                yield one, others[0]
-            return
-        for number, one in enumerate(sides[0]):
-            two = next(sides[1], None)
-            if two is None:
-                raise TextError(f"{src} has more lines than {tgt}, which has {number:,}; they must match line by line.")
-            yield one, two
-        if next(sides[1], None) is not None:
-            raise TextError(f"{tgt} has more lines than {src}; they must match line by line.")
-
+    pairs = read_pairs(src, tgt)
     translator = load(model, *(ensemble or []), device=device, precision=precision, threads=threads)
     with open_output(None) as out:
-        for found in translator.score_pairs(pairs(), to=to, **options):
+        for found in translator.score_pairs(pairs, to=to, **options):
             values = {"score": found.score, "log_prob": found.log_prob, "num_pieces": found.num_pieces}
             out.write(json.dumps(values) + "\n" if json_ else f"{found.score:.4f}\n")
             out.flush()
@@ -451,6 +428,148 @@ def export(
 
 
 @app.command()
+def attend(
+    model: Annotated[
+        Path | None, typer.Argument(help="A model directory, or a run directory.", show_default=False)
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="A sentence; without one, what a run has kept while it trained.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Look at this translation of it, not at those that are found.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write here: a page (.html), a picture (.svg), or .json.")
+    ] = None,
+    part: Annotated[str, typer.Option(help="Of one picture: encoder, decoder or cross.")] = "cross",
+    layer: Annotated[
+        int, typer.Option(help="Of one picture, counted from 1; 0: the one that aligns words, or the last.", min=0)
+    ] = 0,
+    head: Annotated[
+        list[int] | None, typer.Option(help="Of one picture, counted from 1; may be repeated: their mean.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Draw lines between words in the .svg, not a map.")] = False,
+    attribution: Annotated[bool, typer.Option(help="Also gradients times inputs, in the page and the .json.")] = True,
+    positions: Annotated[bool, typer.Option("--positions", help="Draw the positional encoding (.svg).")] = False,
+    masks: Annotated[bool, typer.Option("--masks", help="Draw the masks as the network sees them (.svg).")] = False,
+    schedule: Annotated[bool, typer.Option("--schedule", help="Draw the learning rate (.svg).")] = False,
+    to: To = None,
+    num_best: Annotated[
+        int | None, typer.Option(help="Hypotheses [default: all of the beam; 1 in the terminal].")
+    ] = None,
+    beam_size: BeamSize = None,
+    threads: Threads = 0,
+    json_: Json = False,
+) -> None:
+    """Look at attention: every head of every layer, in a page, in a picture, or here in the terminal.
+
+    \b
+    diglot attend runs/deen/model "Ein Hund rennt."
+    diglot attend runs/deen/model "Ein Hund rennt." -o page.html
+    diglot attend runs/deen/model "Ein Hund rennt." --target "A dog runs." -o page.html
+    diglot attend runs/deen/model "Ein Hund rennt." --part encoder --layer 2 --head 3 -o figure.svg
+    diglot attend runs/deen/model "Ein Hund rennt." --json | jq .hypotheses[0].alignment
+    diglot attend runs/deen -o film.html       attention as it formed, of a run with train.watch
+    diglot attend --positions -o positions.svg
+    """
+    form = ".json" if json_ else output.suffix if output else ""
+    if form not in ("", ".html", ".svg", ".json"):
+        raise ConfigError(f"{output}: write a page (.html), a picture (.svg) or data (.json).")
+    if positions or masks or schedule:
+        from diglot.drawing import draw_masks, draw_positions, draw_schedule
+
+        draw = draw_positions if positions else draw_masks if masks else draw_schedule
+        made = draw(recipe_of(model))
+    elif model is None:
+        raise typer.BadParameter("name a model, or ask for --positions, --masks or --schedule")
+    else:
+        options = given(num_best=num_best, beam_size=beam_size)
+        which = part, layer, tuple(head or ())
+        made = look(model, text, target, form, which, lines=lines, attribution=attribution, to=to, threads=threads,
+                    **options)  # fmt: skip
+    with open_output(output) as out:
+        out.write(made)
+
+
+def look(
+    model: Path, text: str | None, target: str | None, form: str, which: tuple[str, int, tuple[int, ...]], *,
+    lines: bool, attribution: bool, to: str | None, threads: int, **options: Any,
+) -> str:  # fmt: skip
+    """What a model looks at in a text, or what its run has kept, in the form of a file whose name ends so."""
+    from diglot.attend import LARGEST, fit_page, read_frames, render
+    from diglot.config import AlignmentConfig
+    from diglot.drawing import choose_picture
+    from diglot.progress import Reporter
+    from diglot.translator import load
+
+    if text is None:
+        frames = read_frames(model)
+        if form == ".html":
+            page, num = fit_page(frames, AlignmentConfig())
+            if num < len(frames):
+                Reporter().say(
+                    f"{num} of {len(frames)} pictures, evenly spread, are in the page: more would be too large."
+                )
+            return page
+        found, config = [frames[-1][1]], AlignmentConfig()
+    else:
+        translator = load(model, threads=threads)
+        config = translator.spec.alignment
+        if form in ("", ".svg"):
+            options = {"num_best": 1, **options}
+        found = translator.attend(
+            text, target, to=to, attribution=attribution and form in (".html", ".json"), **options
+        )
+    made = render(found, config, form, choose_picture(found[0], config, *which), lines)
+    if form == ".html" and len(made) > LARGEST:
+        Reporter().say(f"The page has {len(made) / 1e6:.0f} MB; --num-best 1 makes it smaller.")
+    return made
+
+
+def recipe_of(run: Path | None) -> Recipe:
+    """The recipe of a run, or the paper's."""
+    if run and ((run / "manifest.json").exists() or not (run / "config.toml").exists()):
+        raise ConfigError(f"{run} is no run directory; name one, or none for the paper's base model.")
+    return load_recipe(run / "config.toml" if run else None)
+
+
+@app.command()
+def align(
+    model: Annotated[Path, typer.Argument(help="A model directory, or a run directory.")],
+    src: Annotated[Path, typer.Argument(help="Source text ('-': standard input).")],
+    tgt: Annotated[Path, typer.Argument(help="Its translation, line by line.")],
+    gold: Annotated[
+        Path | None, typer.Option(help="True alignments: print the error (AER) against them instead.")
+    ] = None,
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Choose layer and heads by this text, not as the model says.")
+    ] = False,
+    to: To = None,
+    threads: Threads = 0,
+) -> None:
+    """Print which words stand for each other. A line a pair, as 0-0 1-2: source and target, counted from 0 (Pharaoh).
+
+    \b
+    diglot align runs/deen/model text.de text.en > text.pharaoh
+    diglot align runs/deen/model test.de test.en --gold test.pharaoh
+    """
+    pairs = read_pairs(src, tgt)
+    from diglot.alignment import align_pairs, alignment_error, from_pharaoh, to_pharaoh
+    from diglot.translator import load
+
+    true = [from_pharaoh(line, f"{gold}, line {i:,}") for i, line in enumerate(read_text(gold), 1)] if gold else []
+    found = align_pairs(load(model, threads=threads), pairs, to=to, choose=choose)
+    if not gold:
+        with open_output(None) as out:
+            out.writelines(to_pharaoh(links) + "\n" for links in found)
+        return
+    links = list(found)
+    if len(links) != len(true):
+        raise TextError(f"{gold} has {len(true):,} lines for {len(links):,} pairs; they must match line by line.")
+    show(f"AER {alignment_error(links, true):.4f} ({len(links):,} pairs, {sum(map(len, true)):,} sure links)")
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the corpus and the run.")] = Path("runs/demo"),
     threads: Threads = 0,
@@ -470,77 +589,9 @@ def demo(
 # ------------------------------------------------------------------- what the commands share
 
 
-def named_keys(words: list[str]) -> frozenset[str]:
-    """The keys that options and SECTION.KEY=VALUE name; one that is named twice has to have one value."""
-    values: dict[str, Any] = {}
-    for word in words:
-        for section, keys in parse_override(word).items():
-            for key, value in keys.items():
-                if values.setdefault(f"{section}.{key}", value) != value:
-                    raise ConfigError(
-                        f"{section}.{key} is given twice, as {values[f'{section}.{key}']!r} and as {value!r}; "
-                        "leave one out."
-                    )
-    return frozenset(values)
-
-
-def words_of_run(run: Path, preset: str, changed: frozenset[str]) -> list[str]:
-    """What to say beside the recipe of a run, to go on with it where it is."""
-    if (run / "manifest.json").exists():
-        raise ConfigError(
-            f"{run} is a model, not a run directory; to start from it, name another --out and --init {run}."
-        )
-    if not (run / "config.toml").exists():
-        raise ConfigError(f"{run} is not a run directory: it has no config.toml.")
-    if preset or "train.out" in changed:
-        what = "--preset" if preset else "--out (train.out)"
-        raise ConfigError(f"{run} goes on with its own recipe, in its own place: leave {what} out.")
-    return [f"train.out={json.dumps(str(run), ensure_ascii=False)}"]
-
-
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given; the others are the model's own."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def open_input(path: Path) -> Iterator[str]:
-    """The lines of standard input or of a file, as they arrive; a file that cannot be read is told at once."""
-    from diglot.corpus import open_stream, stream_lines
-
-    if path != STANDARD_INPUT:
-        return stream_lines(open_stream(path), str(path))
-    if sys.stdin is None:
-        raise TextError("standard input is closed: there is nothing to read; name a file.")
-    # a reader of its own: Python could not end while a thread waits in the one that is sys.stdin's
-    return stream_lines(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), "standard input")
-
-
-def read_text(path: Path) -> list[str]:
-    """All lines of standard input or of a file."""
-    from diglot.corpus import read_lines
-
-    return list(open_input(path)) if path == STANDARD_INPUT else read_lines(path)
-
-
-@contextmanager
-def open_output(path: Path | None) -> Generator[TextIO]:
-    """Standard output, or a file; UTF-8 and LF whatever the locale says."""
-    try:
-        if path is None and sys.stdout is None:
-            raise TextError("standard output is closed: there is nowhere to write.")
-        file: Any = path if path is not None else os.dup(sys.stdout.fileno())
-        with open(file, "w", encoding="utf-8", newline="\n") as out:  # noqa: PTH123
-            yield out
-    except BrokenPipeError:  # as of `| head`: nobody reads on
-        raise Interrupted(signal.SIGPIPE, "") from None
-    except OSError as error:
-        raise TextError(f"cannot write {path or 'to standard output'}: {error.strerror}.") from None
-
-
-def show(text: str) -> None:
-    """Print lines to standard output."""
-    with open_output(None) as out:
-        out.write(text + "\n")
 
 
 def format_translation(found: Translation, number: int, as_json: bool) -> str:

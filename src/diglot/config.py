@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
@@ -177,6 +178,7 @@ class TrainConfig:
     average: int = option(5, "checkpoints, the last ones, whose mean becomes the final model", low=1)
     log_every: int = option(50, "updates between lines of log.jsonl", low=1)
     tensorboard: bool = option(False, "curves for TensorBoard too (pip install 'diglot[track]')")
+    watch: int = option(0, "a line of the validation text whose attention is kept at each validation; 0: none", low=0)
     precision: str = option(
         "auto",
         "of the matrix products; auto: bf16 where that is faster, as measured at the start",
@@ -250,12 +252,33 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class AlignmentConfig:
+    """Which heads of the cross attention tell what stands for what; chosen at the end of training."""
+
+    layer: int = option(0, "layer of the decoder, counted from 1; 0: not chosen", low=0)
+    heads: tuple[int, ...] = option((), "its heads, counted from 1, whose mean is read")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """What a model directory says of itself: enough to translate, and nothing of where it was made."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+
+    def __post_init__(self) -> None:
+        layer, heads = self.alignment.layer, self.alignment.heads
+        is_there = layer <= self.model.num_decoder_layers and all(0 < head <= self.model.num_heads for head in heads)
+        if not is_there or bool(layer) != bool(heads):
+            raise ConfigError(
+                f"alignment.layer = {layer} and alignment.heads = {list(heads)!r} name no heads of this network; "
+                "leave both out."
+            )
 
 
 # The presets: base and big are the paper's (Table 3); tiny and small suit a laptop and small corpora, and are pre-norm,
@@ -316,11 +339,12 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in cast("list[Any]", items)):
             return tuple(cast("list[str]", items))
         raise ConfigError(f"{name} = {value!r} must be a list of strings.")
-    if kind == tuple[float, ...]:
+    if kind in (tuple[float, ...], tuple[int, ...]):
+        is_whole = kind == tuple[int, ...]
         numbers = cast("list[Any]", value if isinstance(value, list | tuple) else [value])
-        if all(type(number) in (int, float) for number in numbers):
-            return tuple(float(number) for number in numbers)
-        raise ConfigError(f"{name} = {value!r} must be a list of numbers.")
+        if all(type(number) is int or (type(number) is float and not is_whole) for number in numbers):
+            return tuple(numbers) if is_whole else tuple(float(number) for number in numbers)
+        raise ConfigError(f"{name} = {value!r} must be a list of {'whole ' if is_whole else ''}numbers.")
     if kind == int | str:
         if value == "auto" or type(value) is int:
             return value
@@ -407,6 +431,34 @@ def parse_override(word: str) -> dict[str, dict[str, Any]]:
     except tomllib.TOMLDecodeError:
         value = text
     return {section: {key: value}}
+
+
+def named_keys(words: list[str]) -> frozenset[str]:
+    """The keys that options and SECTION.KEY=VALUE name; one that is named twice has to have one value."""
+    values: dict[str, Any] = {}
+    for word in words:
+        for section, keys in parse_override(word).items():
+            for key, value in keys.items():
+                if values.setdefault(f"{section}.{key}", value) != value:
+                    raise ConfigError(
+                        f"{section}.{key} is given twice, as {values[f'{section}.{key}']!r} and as {value!r}; "
+                        "leave one out."
+                    )
+    return frozenset(values)
+
+
+def words_of_run(run: Path, preset: str, changed: frozenset[str]) -> list[str]:
+    """What to say beside the recipe of a run, to go on with it where it is."""
+    if (run / "manifest.json").exists():
+        raise ConfigError(
+            f"{run} is a model, not a run directory; to start from it, name another --out and --init {run}."
+        )
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"{run} is not a run directory: it has no config.toml.")
+    if preset or "train.out" in changed:
+        what = "--preset" if preset else "--out (train.out)"
+        raise ConfigError(f"{run} goes on with its own recipe, in its own place: leave {what} out.")
+    return [f"train.out={json.dumps(str(run), ensure_ascii=False)}"]
 
 
 def to_toml(config: Recipe | ModelSpec, *, comments: bool = False) -> str:

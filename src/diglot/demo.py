@@ -3,7 +3,8 @@
 English and German phrases of numbers, dates, clock times and prices in words. German writes a number as one word
 with its units before its tens ("dreihundertzweiundvierzig"), so there is real reordering, and an exact answer to check.
 A phrase holds values (a number, a day, ...); a value is either for training or for testing, by its hash, so no value of
-a test phrase was ever seen in training.
+a test phrase was ever seen in training. Both languages are made of the same parts, so it is also known exactly which
+word stands for which.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from diglot.alignment import Links, align_pairs, alignment_error, from_pharaoh, to_pharaoh
 from diglot.config import Recipe, load_recipe
 from diglot.corpus import read_lines
 from diglot.errors import ConfigError
@@ -72,28 +74,32 @@ def english_year(year: int) -> str:
     return f"{english_number(century)} {'oh ' if rest < 10 else ''}{english_number(rest)}"
 
 
-def english_time(hour: int, minute: int) -> str:
-    """7:20 as "twenty past seven", 7:40 as "twenty to eight"."""
+def english_time(hour: int, minute: int) -> list[str]:
+    """7:20 as twenty, past, seven; 7:40 as twenty, to, eight."""
     this, following = english_number((hour + 11) % 12 + 1), english_number(hour % 12 + 1)
     match minute:
         case 0:
-            return f"{this} o'clock"
+            return [this, "o'clock"]
         case 15:
-            return f"quarter past {this}"
+            return ["quarter", "past", this]
         case 30:
-            return f"half past {this}"
+            return ["half past", this]
         case 45:
-            return f"quarter to {following}"
+            return ["quarter", "to", following]
         case _ if minute < 30:
-            return f"{english_number(minute)} past {this}"
+            return [english_number(minute), "past", this]
         case _:
-            return f"{english_number(60 - minute)} to {following}"
+            return [english_number(60 - minute), "to", following]
 
 
-def english_price(dollars: int, cents: int) -> str:
-    """12.50 as "twelve euros fifty"."""
-    unit = "euro" if dollars == 1 else "euros"
-    return f"{english_number(dollars)} {unit}" + (f" {english_number(cents)}" if cents else "")
+def english_date(day: int, month: int, year: int) -> list[str]:
+    """The parts of "the twenty-first of March nineteen eighty-four"; the first month is 0."""
+    return ["the", english_ordinal(day), "of", EN_MONTHS[month], english_year(year)]
+
+
+def english_price(euros: int, cents: int) -> list[str]:
+    """12.50 as twelve, euros, fifty."""
+    return [english_number(euros), "euro" if euros == 1 else "euros", *([english_number(cents)] if cents else [])]
 
 
 # ------------------------------------------------------------------- German
@@ -126,27 +132,32 @@ def german_year(year: int) -> str:
     return f"{german_number(century)}hundert{german_number(rest) if rest else ''}"
 
 
-def german_time(hour: int, minute: int) -> str:
-    """7:20 as "zwanzig nach sieben", 7:30 as "halb acht"."""
+def german_time(hour: int, minute: int) -> list[str]:
+    """7:20 as zwanzig, nach, sieben; 7:30 as halb, acht."""
     this, following = ((h + 11) % 12 + 1 for h in (hour, hour + 1))
     match minute:
         case 0:
-            return f"{german_number(this, last=False)} Uhr"
+            return [german_number(this, last=False), "Uhr"]
         case 15:
-            return f"Viertel nach {german_number(this)}"
+            return ["Viertel", "nach", german_number(this)]
         case 30:
-            return f"halb {german_number(following)}"
+            return ["halb", german_number(following)]
         case 45:
-            return f"Viertel vor {german_number(following)}"
+            return ["Viertel", "vor", german_number(following)]
         case _ if minute < 30:
-            return f"{german_number(minute)} nach {german_number(this)}"
+            return [german_number(minute), "nach", german_number(this)]
         case _:
-            return f"{german_number(60 - minute)} vor {german_number(following)}"
+            return [german_number(60 - minute), "vor", german_number(following)]
 
 
-def german_price(euros: int, cents: int) -> str:
-    """12.50 as "zwölf Euro fünfzig"."""
-    return f"{german_number(euros, last=False)} Euro" + (f" {german_number(cents)}" if cents else "")
+def german_date(day: int, month: int, year: int) -> list[str]:
+    """The parts of "der einundzwanzigste März neunzehnhundertvierundachtzig": "of" has no word of its own."""
+    return ["der", german_ordinal(day), "", DE_MONTHS[month], german_year(year)]
+
+
+def german_price(euros: int, cents: int) -> list[str]:
+    """12.50 as zwölf, Euro, fünfzig."""
+    return [german_number(euros, last=False), "Euro", *([german_number(cents)] if cents else [])]
 
 
 # ------------------------------------------------------------------- values and phrases
@@ -154,11 +165,21 @@ def german_price(euros: int, cents: int) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """Something to say in both languages."""
+    """Something to say in both languages, as parts: one says in each language what its counterpart says."""
 
     kind: str
-    english: str
-    german: str
+    english_parts: tuple[str, ...]
+    german_parts: tuple[str, ...]
+
+    @property
+    def english(self) -> str:
+        """As it is written."""
+        return " ".join(filter(None, self.english_parts))
+
+    @property
+    def german(self) -> str:
+        """As it is written."""
+        return " ".join(filter(None, self.german_parts))
 
     @property
     def is_for_testing(self) -> bool:
@@ -175,44 +196,66 @@ def draw_value(rng: random.Random, kind: str, is_for_testing: bool) -> Value:
         match kind:
             case "number":
                 n = rng.randrange(10 ** rng.randint(1, 6))
-                value = Value(kind, english_number(n), german_number(n))
+                both = [english_number(n)], [german_number(n)]
             case "date":
                 month = rng.randrange(12)
                 day = rng.randint(1, DAYS_OF_MONTH[month])
                 year = rng.randint(1100, 2099)
                 while 2000 <= year < 2010 or year % 1000 == 0:
                     year = rng.randint(1100, 2099)
-                value = Value(
-                    kind,
-                    f"the {english_ordinal(day)} of {EN_MONTHS[month]} {english_year(year)}",
-                    f"der {german_ordinal(day)} {DE_MONTHS[month]} {german_year(year)}",
-                )
+                both = english_date(day, month, year), german_date(day, month, year)
             case "time":
                 hour, minute = rng.randrange(12), rng.randrange(60)
-                value = Value(kind, english_time(hour, minute), german_time(hour, minute))
+                both = english_time(hour, minute), german_time(hour, minute)
             case _:
                 euros, cents = (
                     rng.randrange(1, 10 ** rng.randint(1, 4)),
                     rng.choice((0, rng.randrange(1, 100))),
                 )
-                value = Value("price", english_price(euros, cents), german_price(euros, cents))
+                both = english_price(euros, cents), german_price(euros, cents)
+        value = Value(kind, *map(tuple, both))
         if value.is_for_testing == is_for_testing:
             return value
 
 
-def draw_phrase(rng: random.Random, is_for_testing: bool = False) -> tuple[str, str]:
-    """One value, or two in a row: English and German."""
-    values = [draw_value(rng, rng.choice(KINDS), is_for_testing) for _ in range(rng.choice((1, 1, 1, 2)))]
-    return ", ".join(value.english for value in values), ", ".join(value.german for value in values)
+@dataclass(frozen=True)
+class Phrase:
+    """One value, or two in a row."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """English and German."""
+        return ", ".join(value.english for value in self.values), ", ".join(value.german for value in self.values)
+
+    @property
+    def links(self) -> Links:
+        """Which word of the German stands for which of the English, as numbers (English, German) counted from 0."""
+        found: set[tuple[int, int]] = set()
+        src = tgt = 0
+        for value in self.values:
+            for english, german in zip(value.english_parts, value.german_parts, strict=True):
+                src_end, tgt_end = src + len(english.split()), tgt + len(german.split())
+                found |= {(i, j) for i in range(src, src_end) for j in range(tgt, tgt_end)}
+                src, tgt = src_end, tgt_end
+        return frozenset(found)
+
+
+def draw_phrases(num: int, seed: int, is_for_testing: bool = False) -> list[Phrase]:
+    """So many different phrases."""
+    rng = random.Random(seed)
+    phrases: dict[tuple[str, str], Phrase] = {}
+    while len(phrases) < num:
+        values = [draw_value(rng, rng.choice(KINDS), is_for_testing) for _ in range(rng.choice((1, 1, 1, 2)))]
+        phrase = Phrase(tuple(values))
+        phrases.setdefault(phrase.texts, phrase)
+    return list(phrases.values())
 
 
 def draw_corpus(num: int, seed: int, is_for_testing: bool = False) -> list[tuple[str, str]]:
-    """So many different phrases."""
-    rng = random.Random(seed)
-    phrases: dict[tuple[str, str], None] = {}
-    while len(phrases) < num:
-        phrases[draw_phrase(rng, is_for_testing)] = None
-    return list(phrases)
+    """So many different phrases, English and German."""
+    return [phrase.texts for phrase in draw_phrases(num, seed, is_for_testing)]
 
 
 # ------------------------------------------------------------------- the demo
@@ -221,26 +264,29 @@ def draw_corpus(num: int, seed: int, is_for_testing: bool = False) -> list[tuple
 RECIPE = (
     "model.num_encoder_layers=2", "model.num_decoder_layers=2", "model.dropout=0.0", "subwords.size=600",
     "train.update_pieces=1024", "train.warmup_steps=600", "train.learning_rate_scale=1.0", "train.max_updates=1800",
-    "train.valid_every=180", "train.average=4", "train.patience=0", "train.log_every=20", "languages.src=en",
-    "languages.tgt=de",
+    "train.valid_every=180", "train.watch=12", "train.average=4", "train.patience=0", "train.log_every=20",
+    "languages.src=en", "languages.tgt=de",
 )  # fmt: skip
 NUM_TRAIN, NUM_VALID, NUM_TEST = 30_000, 100, 2_000
 NUM_SHOWN = 5
 
 
 def write_corpus(directory: Path) -> None:
-    """The demo's three texts, as any corpus lies on disk."""
+    """The demo's three texts, as any corpus lies on disk, and the true alignment of the one to test on."""
     directory.mkdir(parents=True, exist_ok=True)
     phrases = draw_corpus(NUM_TRAIN + NUM_VALID, seed=1)
+    tested = draw_phrases(NUM_TEST, seed=2, is_for_testing=True)
     parts = {
         "train": phrases[:NUM_TRAIN],
         "valid": phrases[NUM_TRAIN:],
-        "test": draw_corpus(NUM_TEST, seed=2, is_for_testing=True),
+        "test": [phrase.texts for phrase in tested],
     }
     for name, pairs in parts.items():
         for side, language in enumerate(("en", "de")):
             text = "".join(pair[side] + "\n" for pair in pairs)
             (directory / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
+    links = "".join(to_pharaoh(phrase.links) + "\n" for phrase in tested)
+    (directory / "test.pharaoh").write_text(links, encoding="utf-8", newline="\n")
 
 
 def demo_recipe(directory: Path, threads: int = 0) -> Recipe:
@@ -280,6 +326,12 @@ def run_demo(directory: Path, *, threads: int = 0, ask: bool = True) -> float:
         f"{exact:.1%} of {len(src):,} phrases are translated exactly; no number, date, time or price in them was seen "
         f"in training. All of it took {time.monotonic() - begun:.0f} seconds."
     )
+    true = [from_pharaoh(line) for line in read_lines(text / "test.pharaoh")]
+    error = alignment_error(list(align_pairs(translator, zip(src, ref, strict=True))), true)
+    reporter.say(
+        f"Which word stands for which: alignment error (AER) {error:.3f}, read from cross attention, "
+        f"layer {translator.spec.alignment.layer}, heads {', '.join(map(str, translator.spec.alignment.heads))}."
+    )
     if ask:
         reporter.say("Type a phrase in English, as: twenty past seven. An empty line ends.")
         for line in iter(lambda: input("> ").strip(), ""):
@@ -289,6 +341,7 @@ def run_demo(directory: Path, *, threads: int = 0, ask: bool = True) -> float:
         f"  diglot train --src train.de --tgt train.en --src-lang de --tgt-lang en --out runs/deen --preset tiny\n"
         f"or look at what was made here:\n"
         f"  echo 'twenty past seven' | diglot translate {summary.model}\n"
+        f"  diglot attend {summary.model} 'twenty past seven' -o attention.html\n"
         f"  diglot info {summary.model}"
     )
     return exact

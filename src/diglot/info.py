@@ -56,6 +56,7 @@ def describe_model(path: Path) -> dict[str, Any]:
         "parameters": count_parameters(stored.model),
         "model": asdict(stored.spec.model),
         "search": asdict(stored.spec.search),
+        "alignment": asdict(stored.spec.alignment),
     }  # fmt: skip
 
 

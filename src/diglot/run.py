@@ -40,8 +40,8 @@ STATE = "state.json"
 SKIPPED = "skipped.tsv"
 # what may differ from run to run of one recipe: it changes where, how long or how visibly a model is trained
 FREE_KEYS = {
-    "train.out", "train.device", "train.threads", "train.log_every", "train.tensorboard", "train.max_updates",
-    "train.patience", "train.strategy", "train.rank_timeout",
+    "train.out", "train.device", "train.threads", "train.log_every", "train.tensorboard", "train.watch",
+    "train.max_updates", "train.patience", "train.strategy", "train.rank_timeout",
 }  # fmt: skip
 # what a run cannot change, whoever names it: the weights would not fit, or mean something else
 FIXED_KEYS = {

@@ -24,6 +24,7 @@ from diglot.errors import TextError
 NUM_RESERVED = 64
 LEARNING_LINES = 2_000_000  # of a larger corpus a part is learnt from
 LEARNING_BYTES = 4192  # SentencePiece passes over longer lines
+WITHOUT_SPACES = {"zh", "ja", "th", "lo", "km", "my", "yue", "bo"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 WORD = re.compile("\u2581*[^\u2581]+|\u2581+")  # with the mark of the space before it: no piece goes beyond
 UNSEEN = -30.0  # the score of a character that is no piece
@@ -149,6 +150,23 @@ class Subwords:
             if i != self.eos_id
             and (sp.is_control(i) or sp.is_unknown(i) or SPELLS_CONTROL.fullmatch(sp.id_to_piece(i)))
         ]
+
+
+def writes_spaces(language: str) -> bool:
+    """Whether a language has spaces between its words."""
+    return language.split("-")[0].split("_")[0] not in WITHOUT_SPACES
+
+
+def word_spans(pieces: Sequence[str], language: str = "") -> list[tuple[int, int]]:
+    """The first piece of each word and the one after its last, as spaces separate words; where a language has none, a
+    piece counts as a word.
+
+    >>> word_spans(["▁zwei", "und", "▁drei"])
+    [(0, 2), (2, 3)]
+    """
+    is_first = [i == 0 or piece.startswith("\u2581") or not writes_spaces(language) for i, piece in enumerate(pieces)]
+    starts = [i for i, first in enumerate(is_first) if first]
+    return list(zip(starts, [*starts[1:], len(pieces)], strict=True)) if starts else []
 
 
 def draw_split(word: str, scores: Mapping[str, float], alpha: float, rng: random.Random, longest: int) -> list[str]:

@@ -62,7 +62,7 @@ from diglot.schedule import lrate, make_optimizer
 from diglot.signals import Signals
 from diglot.texts import Texts, check_alike, read_texts
 from diglot.translator import choose_device
-from diglot.validation import Summary, ValidationText, finish, judge, show, validate
+from diglot.validation import Summary, ValidationText, check_watched, finish, judge, show, validate, watch
 
 SKIPS_IN_A_ROW = 10
 LONGEST_SHARE = 0.999  # of the sources are at most as long as what is translated at once
@@ -99,6 +99,7 @@ def train(recipe: Recipe, *, changed: frozenset[str] = frozenset(), quiet: bool 
         with world.first_goes_ahead():
             texts = read_texts(job, resumed or init)
         check_alike(texts, world)
+        check_watched(recipe, texts.valid)
         counts = texts.corpus.count_lengths()[0].cumsum()
         longest = max(16, int(np.searchsorted(counts, LONGEST_SHARE * len(texts.corpus))))
         search = dataclasses.replace(recipe.search, max_segment=recipe.search.max_segment or longest)
@@ -433,8 +434,10 @@ def validate_and_save(
     """A checkpoint that may be averaged or become the best. A signal ends the validation, not the saving: whoever goes
     on from there validates first."""
     give_back_freed_memory()  # other sizes are asked for now than in an update
-    scores = validate(job, plain_copy(stored), valid, "greedy", signals)
+    plain = plain_copy(stored)
+    scores = validate(job, plain, valid, "greedy", signals)
     if scores:
+        watch(job, plain, valid, state.update)
         judge(state, scores)
         log.write(state.update, seconds=state.seconds, **{f"valid_{key}": value for key, value in scores.items()})
         show(job.reporter, state, scores)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from diglot.checkpoint import StoredModel, load_model
 from diglot.config import SearchConfig, update_section
@@ -19,14 +21,16 @@ from diglot.engines.torch import TorchEngine
 from diglot.errors import ConfigError, TextError
 from diglot.search import Hypothesis, length_penalty
 from diglot.segments import Segment, split
+from diglot.subwords import word_spans, writes_spaces
 
 T = TypeVar("T")
+Weights = NDArray[np.float64]
 
 WINDOW = 2048  # lines that are sorted into batches together
 LONGEST_SCORED = 2048  # pieces of a side
+LONGEST_PICTURED = 512  # the weights of base at this length take 300 MB
 LONGEST_UNRECORDED = 200  # source pieces at once, of a model that does not say what it was trained on
 TAG = re.compile(r">>([\w-]+)<< ?")  # at the start of a text: the language to translate it into
-WITHOUT_SPACES = {"zh", "ja", "th", "lo", "km", "my", "yue", "bo"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,26 @@ class Translation:
     num_segments: int = 1  # into which a long text was split
     hit_bound: bool = False  # a segment was ended by the bound on its length
     others: tuple[Translation, ...] = ()  # the next best ones, with num_best above 1
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What looks at what while the network computes a translation: softmax(Q K^T / sqrt(d_k)), every row of which sums
+    to one. A position of the decoder writes tgt[t] and has read the start and tgt[:t], so column 0 of `decoder` is the
+    start, and column j is tgt[j - 1]."""
+
+    src: tuple[str, ...]  # S pieces as written, with the end; a tag comes first
+    tgt: tuple[str, ...]  # T pieces with the end
+    src_words: tuple[tuple[int, int], ...]  # the first piece of each word, and the one after its last
+    tgt_words: tuple[tuple[int, int], ...]
+    encoder: Weights  # (layers, heads, S, S): row looks at column
+    decoder: Weights  # (layers, heads, T, T)
+    cross: Weights  # (layers, heads, T, S)
+    source: str = ""
+    text: str = ""  # its translation, or the target that was given
+    score: float = 0.0
+    src_attribution: Weights | None = None  # (T, S): gradient of log P(piece) times input
+    tgt_attribution: Weights | None = None  # (T, T), its columns as those of `decoder`
 
 
 def load(
@@ -128,29 +152,108 @@ class Translator:
     ) -> Iterator[Translation]:
         """The same for pairs as they arrive, in bounded memory."""
         alpha = self.search_config(options).length_penalty
-        limit, done = min(LONGEST_SCORED, self.engine.max_length()), 0
+        done = 0
         for window in arriving(pairs, WINDOW):
-            texts, tags = self._read_tags(self._tagged([src for src, _ in window], to), done)
-            encoded = self.src_subwords.encode_all(texts)
-            sides = (
-                [[*self._tag_ids(tag), *pieces] for tag, pieces in zip(tags, encoded, strict=True)],
-                self.tgt_subwords.encode_all([tgt for _, tgt in window]),
-            )
-            for number, (src, tgt) in enumerate(zip(*sides, strict=True), done + 1):
-                if max(len(src), len(tgt)) >= limit:
-                    raise TextError(
-                        f"pair {number:,} has {max(len(src), len(tgt)):,} pieces on a side; at most {limit - 1:,} "
-                        "can be scored at once: split it."
-                    )
+            sides = self._encode_pairs(window, to, done, LONGEST_SCORED)
             log_probs = self.engine.score(*sides)
             for (_, text), pieces, log_prob in zip(window, sides[1], log_probs, strict=True):
                 score = log_prob / length_penalty(len(pieces) + 1, alpha)
                 yield Translation(text, score, log_prob, len(pieces) + 1)
             done += len(window)
 
+    def attend(
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        to: str | None = None,
+        attribution: bool = True,
+        **options: Any,
+    ) -> list[Attention]:
+        """What looks at what in the translation of a text: for each hypothesis of the beam, the best first (or
+        `num_best` of them), or for the given target.
+
+        `attribution`: also gradients times inputs, for comparison, which takes longer.
+        """
+        sources, targets = self._encode_pairs([(text, target or "")], to, 0, LONGEST_PICTURED)
+        if target is None:
+            config = self.search_config(options)
+            if config.method == "beam" and "num_best" not in options:
+                config = dataclasses.replace(config, num_best=config.beam_size)
+            (hypotheses,) = self.engine.search(sources, config)
+            targets, scores = [list(one.pieces) for one in hypotheses], [one.score for one in hypotheses]
+        else:
+            scores = [one.score for one in self.score([text], [target], to=to, **options)]
+        results: list[Attention] = []
+        for attention, pieces, score in zip(
+            self._attend(sources * len(targets), targets, exact=True), targets, scores, strict=True
+        ):
+            written = self.tgt_subwords.decode(pieces)
+            attention = dataclasses.replace(attention, source=text, text=written, score=score)
+            if attribution:
+                of_src, of_tgt = (side.cpu().numpy() for side in self.engine.attribute(sources[0], pieces))
+                attention = dataclasses.replace(attention, src_attribution=of_src, tgt_attribution=of_tgt)
+            results.append(attention)
+        return results
+
+    def attend_pairs(
+        self, pairs: Iterable[tuple[str, str]], *, to: str | Sequence[str] | None = None
+    ) -> Iterator[Attention]:
+        """The same for pairs as they arrive, in bounded memory, in the network's own precision."""
+        done = 0
+        for window in arriving(pairs, WINDOW // 16):
+            languages = to if to is None or isinstance(to, str) else to[done : done + len(window)]
+            yield from self._attend(*self._encode_pairs(window, languages, done, LONGEST_PICTURED), exact=False)
+            done += len(window)
+
     def search_config(self, options: dict[str, Any]) -> SearchConfig:
         """The model's own search with other options."""
         return update_section(self.spec.search, options)
+
+    def _attend(self, sources: list[list[int]], targets: list[list[int]], *, exact: bool) -> list[Attention]:
+        if len(self.engine.models) > 1:
+            raise ConfigError("an ensemble has no attention of its own; look at one of its models alone.")
+        found: list[Attention] = []
+        for src, tgt, weights in zip(sources, targets, self.engine.attend(sources, targets, exact=exact), strict=True):
+            src_pieces = self.src_subwords.words([*src, self.src_subwords.eos_id])
+            tgt_pieces = self.tgt_subwords.words([*tgt, self.tgt_subwords.eos_id])
+            num_tags, language = 0, self.spec.languages.tgt
+            for tag in self.spec.languages.tags:
+                if src[:1] == self._tag_ids(tag):
+                    num_tags, language, src_pieces[0] = 1, tag, f">>{tag}<<"
+            src_words = word_spans(src_pieces[num_tags:-1], self.spec.languages.src)
+            encoder, decoder, cross = (one.double().cpu().numpy() for one in weights)
+            found.append(
+                Attention(
+                    tuple(src_pieces),
+                    tuple(tgt_pieces),
+                    tuple((first + num_tags, end + num_tags) for first, end in src_words),
+                    tuple(word_spans(tgt_pieces[:-1], language)),
+                    encoder,
+                    decoder,
+                    cross,
+                )
+            )
+        return found
+
+    def _encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], to: str | Sequence[str] | None, done: int, longest: int
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Both sides in pieces, with their tags; a pair that is too long to be taken whole is refused."""
+        texts, tags = self._read_tags(self._tagged([src for src, _ in pairs], to), done)
+        encoded = self.src_subwords.encode_all(texts)
+        sides = (
+            [[*self._tag_ids(tag), *pieces] for tag, pieces in zip(tags, encoded, strict=True)],
+            self.tgt_subwords.encode_all([tgt for _, tgt in pairs]),
+        )
+        limit = min(longest, self.engine.max_length())
+        for number, (src, tgt) in enumerate(zip(*sides, strict=True), done + 1):
+            if max(len(src), len(tgt)) >= limit:
+                raise TextError(
+                    f"pair {number:,} has {max(len(src), len(tgt)):,} pieces on a side; at most {limit - 1:,} can be "
+                    "taken at once: split it."
+                )
+        return sides
 
     def _translate(
         self, texts: Sequence[str], config: SearchConfig, prefixes: Sequence[str] | None, first_line: int
@@ -248,7 +351,7 @@ class Translator:
 
 def space_between(space: str, language: str) -> str:
     """White space between segments as the target language writes it: Chinese has none where English has one."""
-    if language.split("-")[0].split("_")[0] in WITHOUT_SPACES:
+    if not writes_spaces(language):
         return "" if space == " " else space
     return space or " "
 

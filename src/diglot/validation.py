@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from torch import Tensor
 
 import diglot
 from diglot import checkpoint
+from diglot.alignment import choose_heads_by
+from diglot.attend import write_frame
 from diglot.checkpoint import StoredModel
-from diglot.config import Recipe
-from diglot.errors import CheckpointError, Interrupted
+from diglot.config import AlignmentConfig, Recipe
+from diglot.errors import CheckpointError, ConfigError, Interrupted
 from diglot.evaluate import Score, bleu
 from diglot.parallel import is_out_of_memory
 from diglot.progress import Reporter
@@ -23,6 +26,7 @@ from diglot.signals import Signals
 from diglot.translator import Translator
 
 NUM_SAMPLES = 3  # translations shown at each validation
+FEWEST = 20  # pairs, by which heads are chosen that align words
 LINES_AT_ONCE = 64  # of the validation text
 
 
@@ -102,6 +106,23 @@ def validate_lines(
     return [line for half in halves for line in validate_lines(translator, valid, half, method)]
 
 
+def check_watched(recipe: Recipe, valid: ValidationText) -> None:
+    """Refuse to watch a line that is not there, before anything is trained."""
+    if recipe.train.watch > len(valid.src):
+        raise ConfigError(
+            f"train.watch = {recipe.train.watch} is beyond the {len(valid.src):,} lines of the validation text."
+        )
+
+
+def watch(job: Job, stored: StoredModel, valid: ValidationText, update: int) -> None:
+    """Keep what the network looks at in the watched line and its translation, as one picture of a film."""
+    line = job.recipe.train.watch - 1
+    if line >= 0 and job.world.is_first:
+        translator, to = Translator([stored], device=job.device), valid.to[line] if valid.to else None
+        (attention,) = translator.attend(valid.src[line], valid.tgt[line], to=to, attribution=False)
+        write_frame(job.run, update, attention)
+
+
 def judge(state: TrainingState, scores: dict[str, Any]) -> None:
     """Keep account of the best: by BLEU, and where that is equal, as it is while it is still 0, by the likelihood."""
     state.validated.append(state.update)
@@ -163,9 +184,11 @@ def finish(
         scores[name] = found
     chosen = max(scores, key=lambda name: scores[name]["bleu"])  # the average, if they are equal
     final = scores[chosen]
+    checkpoint.put_weights(stored.model, candidates[chosen])
+    spec = dataclasses.replace(stored.spec, alignment=choose_alignment(job, stored, valid))
     score = Score("BLEU", final["bleu"], final["signature"])
     card = model_card(stored, job.recipe, num_pairs, state, chosen, score, final["ppl"])
-    files = checkpoint.model_files(stored.spec, candidates[chosen], stored.src_subwords, stored.tgt_subwords, card)
+    files = checkpoint.model_files(spec, candidates[chosen], stored.src_subwords, stored.tgt_subwords, card)
     if job.world.is_first:
         checkpoint.write_directory(run / "model", files)
         log.write(state.update, final=chosen, final_ppl=final["ppl"], final_bleu=final["bleu"])
@@ -187,6 +210,14 @@ def finish(
     reporter.say(f"The model is {model}: the {chosen}. To use it:\n  diglot translate {model} FILE")
     num_parameters = sum(p.numel() for p in stored.model.parameters())
     return Summary(run / "model", state.update, state.epoch + 1, state.seconds, state.skipped, num_parameters, scores)
+
+
+def choose_alignment(job: Job, stored: StoredModel, valid: ValidationText) -> AlignmentConfig:
+    """The heads that tell which words stand for each other; no text is too little to end a training on."""
+    if not job.world.is_first or len(valid.src) < FEWEST:
+        return AlignmentConfig()
+    translator = Translator([stored], device=job.device)
+    return choose_heads_by(translator, list(zip(valid.src, valid.tgt, strict=True)), to=valid.to or None)
 
 
 def whole_steps(job: Job, state: TrainingState) -> list[int]:

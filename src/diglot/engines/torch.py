@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diglot.batching import pad, round_up
 from diglot.config import SearchConfig
-from diglot.model import Transformer, padding_mask
+from diglot.model import Transformer, padding_mask, read_attention
 from diglot.search import Hypothesis, Step, beam_search, ensemble, greedy_search, sampling_search
 
 MULTIPLE = 16
@@ -146,3 +147,53 @@ class TorchEngine:
             log_probs = model.project(hidden[:, start : start + MULTIPLE].contiguous()).float().log_softmax(-1)
             parts.append(log_probs.gather(2, tgt[:, start : start + MULTIPLE, None])[:, :, 0])
         return torch.cat(parts, dim=1)
+
+    def attend(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, exact: bool = False
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The attention weights of each pair: of the encoder (layers, H, S, S), of the decoder (layers, H, T, T), and
+        of the decoder on the encoder (layers, H, T, S).
+
+        `exact`: computed in double precision, so that they are the softmax itself and not a rounding of it.
+        """
+        model = self.models[0]
+        if exact:
+            model = copy.deepcopy(model).double()
+        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        lengths = [[len(sequence) + 1 for sequence in side] for side in (sources, targets)]
+        for batch in self.batches(lengths[0], 16, lengths[1]):
+            src, src_mask = self.padded([sources[i] for i in batch])
+            tgt, _ = self.padded([targets[i] for i in batch])
+            with torch.inference_mode(), read_attention(model) as weights:
+                model(src, src_mask, tgt)
+            encoder, decoder, cross = (
+                torch.stack([one for name, (one,) in weights.items() if re.fullmatch(rf"{kind}_attention", name)])
+                for kind in (r"encoder.*self", r"decoder.*self", r"decoder.*cross")
+            )  # (layers, B, H, T, S)
+            for row, i in enumerate(batch):
+                S, T = lengths[0][i], lengths[1][i]
+                found[i] = encoder[:, row, :, :S, :S], decoder[:, row, :, :T, :T], cross[:, row, :, :T, :S]
+        return [found[i] for i in range(len(sources))]
+
+    def attribute(self, source: Sequence[int], target: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Gradients times input: how log P of each target piece grows with each embedding it was computed from, those
+        of the source (T, S) and those of the decoder's inputs (T, T), of which the first is the start."""
+        model = copy.deepcopy(self.models[0]).double()
+        inputs: list[Tensor] = []
+
+        def as_input(module: nn.Module, arguments: object, embedded: Tensor) -> Tensor:
+            inputs.append(embedded.detach().requires_grad_())
+            return inputs[-1]
+
+        for embedding in {model.src_embedding, model.tgt_embedding}:
+            embedding.register_forward_hook(as_input)
+        src, tgt = (torch.tensor([[*sequence, self.eos_id]], device=self.device) for sequence in (source, target))
+        hidden = model(src, torch.ones_like(src, dtype=torch.bool), tgt)
+        log_probs = model.project(hidden).log_softmax(-1).gather(2, tgt[:, :, None])[0, :, 0]  # (T,)
+        sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for log_prob in log_probs:
+            gradients = torch.autograd.grad(log_prob, inputs, retain_graph=True)
+            for side, gradient, embedded in zip(sides, gradients, inputs, strict=True):
+                side.append((gradient * embedded).detach().sum(-1)[0])
+        of_src, of_tgt = map(torch.stack, sides)
+        return of_src, nn.functional.pad(of_tgt, (1, 0))  # the start is the zero vector
