@@ -341,14 +341,17 @@ def evaluate(
     from diglot.progress import Reporter
     from diglot.report import TestText, evaluate_systems
 
-    texts = [read_text(Path(name)) if name else None for name in (src, ref, str(origins or ""))]
-    test = TestText(texts[0], texts[1] or [], texts[2], lang, tokenized)
+    sources, labels = (read_text(Path(name)) if name else None for name in (src, origins))
+    test = TestText(sources, read_text(Path(ref)), labels, lang, tokenized)
     test.check((src, ref, str(origins)))
     outputs = [(name, read_text(Path(name))) for name in named]
     report = evaluate_systems(
-        test, models, outputs, train, robustness, Reporter(quiet), given(to=to),
-        given(beam_size=beam_size, length_penalty=length_penalty), device, precision, threads,
+        test, models, outputs, robustness=robustness, train=train, reporter=Reporter(quiet),
+        options=given(to=to, beam_size=beam_size, length_penalty=length_penalty),
+        how={"device": device, "precision": precision, "threads": threads},
     )  # fmt: skip
+    if json_ and (leaks := report.warning()):
+        Reporter(quiet).say(leaks)
     if output:
         with open_output(output) as out:
             out.writelines(text + "\n" for text in report.judgements[0].system.hypotheses)
@@ -400,8 +403,7 @@ def runs(
     diglot runs
     diglot runs experiments --json | jq '.[] | select(.state == "running") | .run'
     """
-    from diglot.progress import in_columns
-    from diglot.runs import HEADER, list_runs
+    from diglot.runs import HEADER, in_columns, list_runs
 
     found = list_runs(directory)
     if json_:

@@ -137,7 +137,7 @@ def compare(
     seed = os.environ.get("SACREBLEU_SEED", "12345")
     if not re.fullmatch(r"\d+|none", seed, re.IGNORECASE | re.ASCII):
         raise ConfigError(f"SACREBLEU_SEED = {seed!r} must be a whole number, or none; or leave it unset.")
-    named = [(name, list(hypotheses)) for name, hypotheses in systems]
+    named: list[tuple[str, Sequence[str]]] = [(name, list(hypotheses)) for name, hypotheses in systems]
     bootstrap = PairedTest(named, metrics(language, tokenized), [references], "bs")
     signatures, found = bootstrap()
     others: dict[str, list[Result]] = {}
@@ -223,15 +223,16 @@ def count_flaws(hypotheses: Sequence[str], references: Sequence[str], words: Cal
 
 
 def has_loop(words: Sequence[str]) -> bool:
-    """Whether one or more words, not punctuation alone, stand four times in a row.
+    """Whether one or more words, whatever is between them, stand four times in a row.
 
-    >>> [has_loop(text.split()) for text in ("on and on and on and on", "on and on and on and on and", ". . . . .")]
+    >>> [has_loop(text.split()) for text in ("on and on and on and on", "on and on and on and on , and", ". . . . .")]
     [False, True, False]
     """
-    for period in range(1, len(words) // REPEATS + 1):
+    spoken = [word for word in words if any(map(str.isalnum, word))]
+    for period in range(1, len(spoken) // REPEATS + 1):
         run = 0
-        for i in range(period, len(words)):
-            run = run + 1 if words[i] == words[i - period] else 0
-            if run == (REPEATS - 1) * period and any(c.isalnum() for word in words[i - period : i] for c in word):
+        for i in range(period, len(spoken)):
+            run = run + 1 if spoken[i] == spoken[i - period] else 0
+            if run == (REPEATS - 1) * period:
                 return True
     return False

@@ -46,7 +46,7 @@ def find_leaks(
 ) -> list[Leaks | None]:
     """What leaks of the sources and of the references (or of one of them: the other is None) of a test text."""
     blocks = read_blocks(files)
-    first = next(blocks, ([], []))
+    first = next(blocks, (list[str](), list[str]()))
     searches = [Search(side, block) if side is not None else None for side, block in zip(sides, first, strict=True)]
     for block in itertools.chain([first], blocks):
         for search, lines in zip(searches, block, strict=True):
@@ -100,7 +100,7 @@ class Search:
                 self.lines_of.setdefault(line, []).append(i)
         self.exact, self.near = (np.zeros(len(lines), np.bool_) for _ in range(2))
         codes, starts = shingles_of(lines)
-        self.own = [np.unique(codes[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        self.own: list[Shingles] = [np.unique(codes[a:b]) for a, b in itertools.pairwise(starts)]
         sizes = np.array([len(codes) for codes in self.own], np.int64)
         shared = np.ceil(SIMILAR * sizes).astype(np.int64)  # by a near line, at least
         self.needed = np.maximum(1, (NEEDED * shared).astype(np.int64))
@@ -127,7 +127,7 @@ class Search:
         trained = np.searchsorted(starts, hits, side="right") - 1
         # each hit with each test line that has the shingle among its rare ones
         counts = self.first[at + 1] - self.first[at]
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         tested = self.lines[np.repeat(self.first[at], counts) + offsets]
         trained = np.repeat(trained, counts)
         is_open = ~(self.exact | self.near)[tested]
@@ -135,7 +135,7 @@ class Search:
         is_enough = counts >= self.needed[pairs % len(self.own)]
         for pair in pairs[is_enough].tolist():
             line, i = divmod(pair, len(self.own))
-            own = self.own[i]
+            own: Shingles = self.own[i]
             if not self.near[i] and starts[line + 1] - starts[line] >= SIMILAR * len(own):
                 other = np.unique(codes[starts[line] : starts[line + 1]])
                 shared = len(np.intersect1d(own, other, assume_unique=True))

@@ -80,10 +80,3 @@ class Reporter:
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
-
-
-def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines of text, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return [line.rstrip() for line in lines]

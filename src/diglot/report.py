@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import diglot
 from diglot.checkpoint import find_model, list_steps
 from diglot.config import DataConfig, Recipe, from_dict, read_toml
 from diglot.corpus import cache_directory, open_pairs
-from diglot.errors import TextError
 from diglot.evaluate import (
     MOST_RESAMPLED,
     Flaws,
@@ -28,10 +28,11 @@ from diglot.evaluate import (
     worst_lines,
 )
 from diglot.leaks import Leaks, find_leaks
-from diglot.progress import Reporter, in_columns
+from diglot.progress import Reporter
 from diglot.robustness import variants
 from diglot.run import STATE
-from diglot.translator import Translator
+from diglot.runs import in_columns
+from diglot.translator import Translator, load
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,13 @@ class TestText:
     src: list[str] | None
     ref: list[str]
     origins: list[str] | None = None  # where each line is from
-    language: str = ""
+    language: str | None = None  # that of the first model, if it is not said
     tokenized: bool = False
+
+    @property
+    def how(self) -> tuple[str, bool]:
+        """How BLEU splits words."""
+        return self.language or "", self.tokenized
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse files (source, references, origins) of unequal length."""
@@ -72,12 +78,12 @@ def translate(translator: Translator, lines: Sequence[str], reporter: Reporter, 
     return found
 
 
-def test_robustness(system: System, test: TestText, say: Callable[[list[str]], list[str]]) -> None:
+def try_variants(system: System, test: TestText, say: Callable[[list[str]], list[str]]) -> None:
     """Score what `say` makes of the sources, altered in several ways."""
-    words = words_of(test.language, test.tokenized)
-    for name, (src, ref) in variants(test.src or [], test.ref, test.language).items():
+    words = words_of(*test.how)
+    for name, (src, ref) in variants(test.src or [], test.ref, test.language or "").items():
         found = say(src)
-        scores = evaluate(found, ref, test.language, test.tokenized)
+        scores = evaluate(found, ref, *test.how)
         system.robustness.append((name, scores, count_flaws(found, ref, words)))
 
 
@@ -96,32 +102,29 @@ def run_of(path: Path) -> Path | None:
     return model.parent if (model.parent / "config.toml").exists() else None
 
 
-def training_text(path: Path) -> DataConfig | None:
-    """What the run was trained on that a model lies in."""
-    run = run_of(path)
-    return from_dict(Recipe, read_toml(run / "config.toml"), str(run / "config.toml")).data if run else None
+def training_text(models: Sequence[str], train: tuple[str, str] | None, reporter: Reporter) -> DataConfig | None:
+    """What to look for test lines in: what is named, or else the text of the first model's run."""
+    if train:
+        return DataConfig(src=(train[0],), tgt=(train[1],))
+    if not models or not (run := run_of(Path(models[0]))):
+        return None
+    data = from_dict(Recipe, read_toml(run / "config.toml"), str(run / "config.toml")).data
+    for name in (*data.src, *data.tgt, *data.tsv):
+        if not Path(name).exists():
+            reporter.say(
+                f"The text that {run} was trained on is not here ({name}): no test lines are looked for in it; "
+                "name it with --train."
+            )
+            return None
+    return data
 
 
 def look_for_leaks(test: TestText, data: DataConfig, reporter: Reporter) -> dict[str, Leaks]:
     """The test lines that stand in the training text, by side."""
-    names = [*data.src, *data.tgt, *data.tsv]
-    if lost := [name for name in names if not Path(name).exists()]:
-        raise TextError(f"the training text {lost[0]} is not here: name it with --train SRC TGT to look for leaks.")
     files = open_pairs(data.src, data.tgt, data.tsv, cache_directory())
     with reporter.bar("looking for leaks", sum(file.src.num_lines for file in files)) as advance:
         found = find_leaks((test.src, test.ref), files, advance)
     return {side: leaks for side, leaks in zip(("src", "ref"), found, strict=True) if leaks}
-
-
-def warning(leaks: dict[str, Leaks], num_lines: int) -> str:
-    """The leaks in a sentence; nothing, if there are none."""
-    if not any(one.exact or one.near for one in leaks.values()):
-        return ""
-    words = {"src": "sources", "ref": "references"}
-    counts = "; ".join(
-        f"{len(one.exact):,} {words[side]} word for word and {len(one.near):,} nearly" for side, one in leaks.items()
-    )
-    return f"warning: of {num_lines:,} test lines there stand in the training text {counts} (--json names the lines)."
 
 
 # ------------------------------------------------------------------- the report
@@ -138,89 +141,159 @@ class Judgement:
     by_origin: list[Part]
     worst: list[tuple[int, float]]  # lines, from 0, and their chrF
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+
+        def parts(found: Sequence[Part]) -> list[dict[str, Any]]:
+            return [{"name": part.name, "lines": part.num_lines, "scores": scored(part.scores)} for part in found]
+
+        return {
+            "name": self.system.name,
+            "model": self.system.model,
+            "scores": scored(self.scores),
+            "flaws": asdict(self.flaws),
+            "by_length": parts(self.by_length),
+            "by_origin": parts(self.by_origin),
+            "worst": [{"line": i + 1, "chrF2": chrf} for i, chrf in self.worst],
+            "robustness": [
+                {"name": name, "scores": scored(scores), "flaws": asdict(flaws)}
+                for name, scores, flaws in self.system.robustness
+            ],
+        }
+
+    def as_lines(self, test: TestText) -> list[str]:
+        """To read."""
+        header = ("", "LINES", *(score.name for score in self.by_length[0].scores))
+        parts = (*self.by_length, *self.by_origin)
+        lines = in_columns([header, *((part.name, f"{part.num_lines:,}", *values(part.scores)) for part in parts)])
+        if self.system.robustness:
+            header = ("", *(score.name for score in self.scores), "NO TRANSLATIONS")
+            every = [("as it is", self.scores, self.flaws), *self.system.robustness]
+            rows = [(name, *values(scores), said(flaws)) for name, scores, flaws in every]
+            lines += ["", *in_columns([header, *rows])]
+        else:
+            lines += ["", f"No translations: {said(self.flaws)}."]
+        lines += ["", "The worst lines, by chrF:" if self.worst else "Every line is its reference."]
+        for i, chrf in self.worst:
+            lines.append(f"  line {i + 1:,}: {chrf:.1f}")
+            lines += [f"    source       {test.src[i]}"] if test.src else []
+            lines += [f"    translation  {self.system.hypotheses[i]}", f"    reference    {test.ref[i]}"]
+        return lines
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is said of some systems."""
+
+    test: TestText
+    judgements: list[Judgement]
+    leaks: dict[str, Leaks] | None  # by side; None: there was no training text to look in
+
+    def warning(self) -> str:
+        """The leaks in a sentence; nothing, if there are none."""
+        leaks = self.leaks or {}
+        if not any(one.exact or one.near for one in leaks.values()):
+            return ""
+        words = {"src": "sources", "ref": "references"}
+        counts = "; ".join(
+            f"{len(one.exact):,} {words[side]} word for word and {len(one.near):,} nearly"
+            for side, one in leaks.items()
+        )
+        return (
+            f"warning: of {len(self.test.ref):,} test lines there stand in the training text {counts} (--json names "
+            "the lines)."
+        )
+
+    def as_json(self) -> str:
+        """For programs. It has numbers of lines, from 1, and no line itself: the text may not be for all."""
+        leaks = self.leaks and {
+            side: {"exact": [i + 1 for i in one.exact], "near": [i + 1 for i in one.near]}
+            for side, one in self.leaks.items()
+        }
+        report = {
+            "diglot": diglot.__version__,
+            "lines": len(self.test.ref),
+            "language": self.test.language or "",
+            "systems": [one.as_dict() for one in self.judgements],
+            "leaks": leaks,
+        }
+        return json.dumps(report, ensure_ascii=False)
+
+    def as_text(self) -> str:
+        """To read."""
+        judgements, lines = self.judgements, list[str]()
+        for one in judgements:
+            lines += [f"{one.system.name}:"] if len(judgements) > 1 else []
+            lines += map(str, one.scores)
+        if len(judgements) > 1:
+            lines += ["", f"Difference to {judgements[0].system.name}, and how probable one so large is by chance:", ""]
+            lines += in_columns(comparison(judgements))
+        if self.leaks is not None:
+            lines += ["", self.warning() or "No test line stands in the training text, exactly or nearly."]
+        for one in judgements:
+            lines += ["", f"{one.system.name}, {len(self.test.ref):,} lines", "", *one.as_lines(self.test)]
+        return "\n".join(lines)
+
+
+def evaluate_systems(
+    test: TestText,
+    models: Sequence[str],
+    outputs: Sequence[tuple[str, list[str]]],
+    *,
+    robustness: bool,
+    train: tuple[str, str] | None,
+    reporter: Reporter,
+    options: dict[str, Any],
+    how: dict[str, Any],
+) -> Report:
+    """Translate with each model, score that and the given outputs, look for leaks. `options` are of the translation,
+    `how` of the machine it is done on."""
+    for name, hypotheses in outputs:
+        check_lengths(hypotheses, test.ref, (name, "the reference"))
+    systems: list[System] = []
+    for name in models:
+        translator = load(name, **how)
+        if test.language is None:
+            test = replace(test, language=options.get("to") or translator.spec.languages.tgt)
+        say = partial(translate, translator, reporter=reporter, **options)
+        systems.append(System(name, say(test.src or []), facts_of(Path(name), translator)))
+        if robustness:
+            try_variants(systems[-1], test, say)
+    systems += [System(name, hypotheses) for name, hypotheses in outputs]
+    data = training_text(models, train, reporter)
+    leaks = look_for_leaks(test, data, reporter) if data else None
+    if len(test.ref) > MOST_RESAMPLED:
+        reporter.say(f"Over {MOST_RESAMPLED:,} lines are not resampled: there are no intervals, and no test.")
+    return Report(test, judge(systems, test), leaks)
+
 
 def judge(systems: Sequence[System], test: TestText) -> list[Judgement]:
     """Score the systems; each but the first is compared with the first."""
-    how = test.language, test.tokenized
     if len(test.ref) > MOST_RESAMPLED:
-        scores = [evaluate(one.hypotheses, test.ref, *how) for one in systems]
+        scores = [evaluate(one.hypotheses, test.ref, *test.how) for one in systems]
     else:
-        scores = compare([(one.name, one.hypotheses) for one in systems], test.ref, *how)
-    words = words_of(*how)
+        scores = compare([(one.name, one.hypotheses) for one in systems], test.ref, *test.how)
+    words = words_of(*test.how)
     lengths = lengths_of(test.ref, words)
     return [
         Judgement(
             one,
             own,
             count_flaws(one.hypotheses, test.ref, words),
-            score_parts(one.hypotheses, test.ref, lengths, *how),
-            score_parts(one.hypotheses, test.ref, test.origins, *how) if test.origins else [],
+            score_parts(one.hypotheses, test.ref, lengths, *test.how),
+            score_parts(one.hypotheses, test.ref, test.origins, *test.how) if test.origins else [],
             worst_lines(one.hypotheses, test.ref),
         )
         for one, own in zip(systems, scores, strict=True)
     ]
 
 
-def as_json(judgements: Sequence[Judgement], test: TestText, leaks: dict[str, Leaks] | None) -> str:
-    """The report for programs. It holds numbers of lines, from 1, and none of the text: that may not be for all."""
-
-    def scored(scores: Sequence[Score]) -> dict[str, Any]:
-        named = {one.name: asdict(one) for one in scores}
-        return {name: {k: v for k, v in one.items() if k != "name" and v is not None} for name, one in named.items()}
-
-    def parts(found: Sequence[Part]) -> list[dict[str, Any]]:
-        return [{"name": part.name, "lines": part.num_lines, "scores": scored(part.scores)} for part in found]
-
-    systems: list[dict[str, Any]] = []
-    for one in judgements:
-        systems.append({
-            "name": one.system.name,
-            "model": one.system.model,
-            "scores": scored(one.scores),
-            "flaws": asdict(one.flaws),
-            "by_length": parts(one.by_length),
-            "by_origin": parts(one.by_origin),
-            "worst": [{"line": i + 1, "chrF2": chrf} for i, chrf in one.worst],
-            "robustness": [
-                {"name": name, "scores": scored(scores), "flaws": asdict(flaws)}
-                for name, scores, flaws in one.system.robustness
-            ],
-        })  # fmt: skip
-    found = leaks and {
-        side: {"exact": [i + 1 for i in one.exact], "near": [i + 1 for i in one.near]} for side, one in leaks.items()
+def scored(scores: Sequence[Score]) -> dict[str, Any]:
+    """Scores by name, for JSON."""
+    return {
+        one.name: {key: value for key, value in asdict(one).items() if key != "name" and value is not None}
+        for one in scores
     }
-    report = {"diglot": diglot.__version__, "lines": len(test.ref), "language": test.language, "systems": systems}
-    return json.dumps({**report, "leaks": found}, ensure_ascii=False)
-
-
-def as_text(judgements: Sequence[Judgement], test: TestText, leaks: dict[str, Leaks] | None) -> str:
-    """The report to read."""
-    lines: list[str] = []
-    for one in judgements:
-        if len(judgements) > 1:
-            lines.append(f"{one.system.name}:")
-        lines += map(str, one.scores)
-    if len(judgements) > 1:
-        lines += ["", f"Difference to {judgements[0].system.name}, and how probable one so large is by chance:", ""]
-        lines += in_columns(comparison(judgements))
-    if leaks is not None:
-        lines += ["", warning(leaks, len(test.ref)) or "No test line stands in the training text, exactly or nearly."]
-    for one in judgements:
-        lines += ["", f"{one.system.name}, {len(test.ref):,} lines", ""]
-        header = ("", "LINES", *(score.name for score in one.by_length[0].scores))
-        rows = [(part.name, f"{part.num_lines:,}", *values(part.scores)) for part in (*one.by_length, *one.by_origin)]
-        lines += in_columns([header, *rows])
-        lines += ["", f"no translations: {said(one.flaws)}"]
-        if one.system.robustness:
-            header = ("", *(score.name for score in one.scores), "NO TRANSLATIONS")
-            rows = [(name, *values(scores), said(flaws)) for name, scores, flaws in one.system.robustness]
-            lines += ["", *in_columns([header, ("as it is", *values(one.scores), said(one.flaws)), *rows])]
-        lines += ["", "The worst lines, by chrF:" if one.worst else "Every line is its reference."]
-        for i, chrf in one.worst:
-            lines.append(f"  line {i + 1:,}, {chrf:.1f}")
-            lines += [f"    source       {test.src[i]}"] if test.src else []
-            lines += [f"    translation  {one.system.hypotheses[i]}", f"    reference    {test.ref[i]}"]
-    return "\n".join(lines)
 
 
 def values(scores: Sequence[Score]) -> list[str]:
@@ -236,7 +309,7 @@ def said(flaws: Flaws) -> str:
 def comparison(judgements: Sequence[Judgement]) -> list[tuple[str, ...]]:
     """A row for each score of each system but the first."""
     first = judgements[0].scores
-    rows = [("SYSTEM", "SCORE", "DIFFERENCE", "BOOTSTRAP", "RANDOMIZATION")]
+    rows: list[tuple[str, ...]] = [("SYSTEM", "SCORE", "DIFFERENCE", "BOOTSTRAP", "RANDOMIZATION")]
     for one in judgements[1:]:
         for score, base in zip(one.scores, first, strict=True):
             chances = (score.p_bootstrap, score.p_randomization)

@@ -1,4 +1,4 @@
-"""A test text as people really type it: what a score is worth if the text is a little different. The same every time."""
+"""A test text as people really type it: what a score is worth if it is altered a little, always alike."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ LETTERS_A_SLIP = 25  # a typing error in each so many letters, and one at least 
 STOPS = ".。।۔"
 
 
-def variants(
-    src: Sequence[str], ref: Sequence[str], language: str = ""
-) -> dict[str, tuple[list[str], list[str]]]:
+def variants(src: Sequence[str], ref: Sequence[str], language: str = "") -> dict[str, tuple[list[str], list[str]]]:
     """Sources that are altered, and the references to score their translations by: those of the sources as they were.
     Only a line to which another one is appended has both their references; `language`, of the references, says what
     stands between them.
