@@ -127,6 +127,7 @@ def planted(num_lines: int, errors: float, seed: int) -> tuple[list[str], list[s
     return [" ".join(line) for line in wrong], [" ".join(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_of_two_systems_the_better_is_significantly_so_and_an_equal_one_is_not():
     good, references = planted(50, 0.1, seed=1)
     alike, bad = planted(50, 0.1 + 1e-9, seed=1)[0], planted(50, 0.3, seed=1)[0]
@@ -161,7 +162,7 @@ def test_an_interval_holds_the_score_of_the_whole_text_nineteen_times_of_twenty(
         assert score.interval is not None
         assert 0 < score.interval < 10
         held += abs(score.mean - whole) <= score.interval
-    assert 34 <= held  # of 40; fewer than 34 have a probability of 0.3 % where each is held with 95 %
+    assert held >= 34  # of 40; fewer than 34 have a probability of 0.3 % where each is held with 95 %
 
 
 def test_an_interval_is_narrower_over_more_lines_and_the_same_each_time():

@@ -63,7 +63,9 @@ def test_what_is_near_is_what_comparing_all_with_all_says(tmp_path: Path):
 
 def test_each_side_is_looked_for_in_its_own(tmp_path: Path):
     src, ref, train = (draw_lines(20, seed=seed) for seed in (5, 6, 7))
-    (tmp_path / "text.tsv").write_text("".join(f"{a}\t{b}\tnote\n" for a, b in zip(train, [*ref[:2], *train[2:]])))
+    (tmp_path / "text.tsv").write_text(
+        "".join(f"{a}\t{b}\tnote\n" for a, b in zip(train, [*ref[:2], *train[2:]], strict=True))
+    )
     with gzip.open(tmp_path / "more.src.gz", "wt") as file:
         file.write(f"{src[9]}\n")
     (tmp_path / "more.tgt").write_text(f"{src[0]}\n")  # a source among the targets is no leak

@@ -150,7 +150,8 @@ def compare(
     for metric, signature in signatures.items():
         results = cast("list[Result]", found[metric])
         for i, one in enumerate(results):
-            score = Score(metric, one.score, str(signature), one.ci, one.mean)
+            spread = [None if number is None else float(number) for number in (one.ci, one.mean)]
+            score = Score(metric, one.score, str(signature), *spread)
             if i:
                 # for two outputs that are alike sacreBLEU has the least p there is, for it counts what is above 0
                 is_equal = one.score == results[0].score

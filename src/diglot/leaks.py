@@ -14,6 +14,7 @@ import itertools
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,11 @@ def shingles_of(lines: Sequence[str]) -> tuple[Shingles, NDArray[np.int64]]:
     return codes[begins], np.concatenate(([0], np.cumsum(begins)[ends]))
 
 
+def distinct(codes: Shingles) -> Shingles:
+    """Each shingle once."""
+    return cast("Shingles", np.unique(codes))
+
+
 def clean_block(text: str) -> str:
     """Many lines as the network sees them, in small letters."""
     return "\n".join(map(clean, text.casefold().split("\n")))
@@ -100,7 +106,7 @@ class Search:
                 self.lines_of.setdefault(line, []).append(i)
         self.exact, self.near = (np.zeros(len(lines), np.bool_) for _ in range(2))
         codes, starts = shingles_of(lines)
-        self.own: list[Shingles] = [np.unique(codes[a:b]) for a, b in itertools.pairwise(starts)]
+        self.own: list[Shingles] = [distinct(codes[a:b]) for a, b in itertools.pairwise(starts)]
         sizes = np.array([len(codes) for codes in self.own], np.int64)
         shared = np.ceil(SIMILAR * sizes).astype(np.int64)  # by a near line, at least
         self.needed = np.maximum(1, (NEEDED * shared).astype(np.int64))
@@ -135,9 +141,9 @@ class Search:
         is_enough = counts >= self.needed[pairs % len(self.own)]
         for pair in pairs[is_enough].tolist():
             line, i = divmod(pair, len(self.own))
-            own: Shingles = self.own[i]
+            own = self.own[i]
             if not self.near[i] and starts[line + 1] - starts[line] >= SIMILAR * len(own):
-                other = np.unique(codes[starts[line] : starts[line + 1]])
+                other = distinct(codes[starts[line] : starts[line + 1]])
                 shared = len(np.intersect1d(own, other, assume_unique=True))
                 self.near[i] = shared >= SIMILAR * (len(own) + len(other) - shared)
 
