@@ -85,11 +85,6 @@ def shingles_of(lines: Sequence[str]) -> tuple[Shingles, NDArray[np.int64]]:
     return codes[begins], np.concatenate(([0], np.cumsum(begins)[ends]))
 
 
-def distinct(codes: Shingles) -> Shingles:
-    """Each shingle once."""
-    return cast("Shingles", np.unique(codes))
-
-
 def clean_block(text: str) -> str:
     """Many lines as the network sees them, in small letters."""
     return "\n".join(map(clean, text.casefold().split("\n")))
@@ -106,7 +101,7 @@ class Search:
                 self.lines_of.setdefault(line, []).append(i)
         self.exact, self.near = (np.zeros(len(lines), np.bool_) for _ in range(2))
         codes, starts = shingles_of(lines)
-        self.own: list[Shingles] = [distinct(codes[a:b]) for a, b in itertools.pairwise(starts)]
+        self.own: list[Shingles] = [np.unique(codes[a:b]) for a, b in itertools.pairwise(starts)]
         sizes = np.array([len(codes) for codes in self.own], np.int64)
         shared = np.ceil(SIMILAR * sizes).astype(np.int64)  # by a near line, at least
         self.needed = np.maximum(1, (NEEDED * shared).astype(np.int64))
@@ -139,11 +134,11 @@ class Search:
         is_open = ~(self.exact | self.near)[tested]
         pairs, counts = np.unique(trained[is_open] * len(self.own) + tested[is_open], return_counts=True)
         is_enough = counts >= self.needed[pairs % len(self.own)]
-        for pair in pairs[is_enough].tolist():
+        for pair in cast("list[int]", pairs[is_enough].tolist()):
             line, i = divmod(pair, len(self.own))
             own = self.own[i]
             if not self.near[i] and starts[line + 1] - starts[line] >= SIMILAR * len(own):
-                other = distinct(codes[starts[line] : starts[line + 1]])
+                other = np.unique(codes[starts[line] : starts[line + 1]])
                 shared = len(np.intersect1d(own, other, assume_unique=True))
                 self.near[i] = shared >= SIMILAR * (len(own) + len(other) - shared)
 

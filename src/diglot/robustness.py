@@ -21,7 +21,7 @@ def variants(src: Sequence[str], ref: Sequence[str], language: str = "") -> dict
     capitals: A DOG RUNS.
     small letters: a dog runs.
     no final stop: A dog runs
-    typing errors: A dog rns.
+    typing errors: A dog ruuns.
     doubled spaces: A  dog  runs.
     a sentence more: A dog runs. A dog runs.
     """
