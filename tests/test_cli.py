@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,7 +90,17 @@ def test_the_version(run: Run):
 
 @pytest.mark.parametrize(
     "words",
-    [["nonsense"], ["translate"], ["train", "--no-such"], ["evaluate", "a"], ["score"], ["demo", "--threads", "-1"]],
+    [
+        ["nonsense"],
+        ["translate"],
+        ["train", "--no-such"],
+        ["evaluate", "a"],
+        ["score"],
+        ["demo", "--threads", "-1"],
+        ["evaluate", "a", "b"],
+        ["evaluate", "--hyp", "a", "--robustness", "b"],
+        ["evaluate", "--hyp", "a", "--hyp", "b", "-o", "c", "d"],
+    ],
 )
 def test_wrong_usage_ends_with_2(run: Run, words: list[str]):
     code, out, err = run(*words)
@@ -268,24 +280,105 @@ def test_the_score_reported_is_the_score_of_scoring(run: Run, model: Path, tmp_p
 
 def test_evaluating_gives_sacrebleus_scores(run: Run, model: Path, tmp_path: Path):
     write_pairs(tmp_path, "test", 20, seed=3)
-    code, out, _ = run("evaluate", model, tmp_path / "test.en", tmp_path / "test.de", "-o", tmp_path / "hyp", "--json")
+    src, ref, hyp = (tmp_path / name for name in ("test.en", "test.de", "hyp"))
+
+    def scores(*words: object, stdin: bytes = b"") -> dict[str, dict[str, float | str]]:
+        code, out, _ = run("evaluate", *words, "--json", stdin=stdin)
+        assert code == 0
+        return json.loads(out)["systems"][0]["scores"]
+
+    first = scores(model, src, ref, "-o", hyp)
+    lines = [path.read_text().splitlines() for path in (hyp, ref)]
+    assert first["BLEU"]["value"] == pytest.approx(sacrebleu.corpus_bleu(lines[0], [lines[1]]).score)
+    assert set(first) == {"BLEU", "chrF2", "TER"}
+    assert all("bs:1000|seed:12345" in one["signature"] and "interval" in one for one in first.values())
+    for again in (
+        scores("--hyp", hyp, ref),
+        scores("--hyp", hyp, "-", stdin=ref.read_bytes()),
+        scores(model, "-", ref, stdin=src.read_bytes()),
+        scores("--hyp", "-", ref, stdin=hyp.read_bytes()),
+    ):
+        assert again == first
+    plain = run("evaluate", "--hyp", hyp, ref)[1].splitlines()
+    assert [line.split()[0] for line in plain[:3]] == ["BLEU", "chrF2", "TER"]
+    assert "tok:none" in scores("--hyp", hyp, ref, "--tokenized")["BLEU"]["signature"]
+
+
+def test_evaluating_compares_systems_by_part_and_line(run: Run, model: Path, tmp_path: Path):
+    write_pairs(tmp_path, "test", 30, seed=3)
+    src, ref, bad, origins = (tmp_path / name for name in ("test.en", "test.de", "bad", "origins"))
+    bad.write_text("falsch\n" * 29 + "\n")
+    origins.write_text("old\nnew\n" * 15)
+    code, out, _ = run("evaluate", model, src, ref, "--hyp", bad, "--origins", origins, "--json")
     assert code == 0
-    scores = json.loads(out)
-    hyp, ref = (tmp_path / "hyp").read_text().splitlines(), (tmp_path / "test.de").read_text().splitlines()
-    assert scores["BLEU"]["score"] == pytest.approx(sacrebleu.corpus_bleu(hyp, [ref]).score)
-    assert set(scores) == {"BLEU", "chrF2", "TER"}
-    assert all("version:" in one["signature"] for one in scores.values())
-    assert json.loads(run("evaluate", "--hyp", tmp_path / "hyp", tmp_path / "test.de", "--json")[1]) == scores
-    ref_piped = run("evaluate", "--hyp", tmp_path / "hyp", "-", "--json", stdin=(tmp_path / "test.de").read_bytes())[1]
-    assert json.loads(ref_piped) == scores
-    src_piped = run("evaluate", model, "-", tmp_path / "test.de", "--json", stdin=(tmp_path / "test.en").read_bytes())[
-        1
-    ]
-    assert json.loads(src_piped) == scores
-    piped = run("evaluate", "--hyp", "-", tmp_path / "test.de", "--json", stdin=(tmp_path / "hyp").read_bytes())[1]
-    assert json.loads(piped) == scores
-    plain = run("evaluate", "--hyp", tmp_path / "hyp", tmp_path / "test.de")[1]
-    assert [line.split()[0] for line in plain.splitlines()] == ["BLEU", "chrF2", "TER"]
+    one, two = json.loads(out)["systems"]
+    assert [each["name"] for each in (one, two)] == [str(model), str(bad)]
+    assert one["model"]["parameters"] == diglot.load(model).num_parameters
+    assert one["model"]["training"]["update"] == 60
+    assert two["model"] is None
+    assert "p_bootstrap" not in one["scores"]["BLEU"]
+    assert all(0 < two["scores"]["chrF2"][name] <= 1 for name in ("p_bootstrap", "p_randomization"))
+    assert two["flaws"] == {"empty": 1, "loops": 0, "too_long": 0}
+    assert [(part["name"], part["lines"]) for part in two["by_origin"]] == [("old", 15), ("new", 15)]
+    assert sum(part["lines"] for part in two["by_length"]) == 30
+    assert {worst["line"] for worst in two["worst"]} <= set(range(1, 31))
+    shown = run("evaluate", "--hyp", ref, "--hyp", bad, src, ref, "--origins", origins)[1]
+    assert re.search(rf"^{re.escape(str(bad))} +BLEU +-100.00 +p = 0.0010 +p = 0.0001$", shown, re.MULTILINE)
+    assert "No translations: 1 empty, 0 loops, 0 over-long." in shown
+    assert "    translation  falsch\n" in shown
+    assert f"    source       {src.read_text().splitlines()[0]}\n" in shown
+
+
+def test_test_lines_that_were_trained_on_are_told(run: Run, model: Path, tmp_path: Path):
+    trained = (model.parents[1] / "train.en").read_text().splitlines()
+    own = [(model.parents[1] / f"train.{language}").read_text().splitlines()[:3] for language in ("en", "de")]
+    for language, lines in zip(("en", "de"), own, strict=True):
+        (tmp_path / f"test.{language}").write_text("".join(line + "\n" for line in (*lines, "neither here nor there")))
+    files = (tmp_path / "test.en", tmp_path / "test.de")
+    code, out, err = run("evaluate", model, *files, "--json")
+    assert code == 0
+    leaks = json.loads(out)["leaks"]
+    assert leaks == {"src": {"exact": [1, 2, 3], "near": []}, "ref": {"exact": [1, 2, 3], "near": []}}
+    told = "of 4 test lines there stand in the training text 3 sources word for word and 0 nearly; 3 references"
+    assert told in err
+    (tmp_path / "other.en").write_text(f"{trained[0]} !\n")
+    (tmp_path / "other.de").write_text("etwas\n")
+    others = "--train", tmp_path / "other.en", tmp_path / "other.de"
+    shown = run("evaluate", "--hyp", files[1], *files, *others)[1]
+    assert "stand in the training text 0 sources word for word and 1 nearly; 0 references word for word and" in shown
+    assert "No test line stands" in run("evaluate", "--hyp", files[1], files[1], *others)[1]
+    assert json.loads(run("evaluate", "--hyp", files[1], files[1], "--json")[1])["leaks"] is None
+
+
+def test_where_the_training_text_has_gone_that_is_said(run: Run, model: Path, tmp_path: Path):
+    moved = tmp_path / "run"
+    shutil.copytree(model.parent, moved, symlinks=True)
+    recipe = (moved / "config.toml").read_text()
+    (moved / "config.toml").write_text(recipe.replace("train.en", "gone.en"))
+    write_pairs(tmp_path, "test", 4, seed=3)
+    code, out, err = run("evaluate", moved, tmp_path / "test.en", tmp_path / "test.de", "--json")
+    assert (code, json.loads(out)["leaks"]) == (0, None)
+    assert "gone.en): no test lines are looked for in it; name it with --train." in err
+
+
+def test_robustness_scores_what_is_made_of_altered_sources(run: Run, model: Path, tmp_path: Path):
+    write_pairs(tmp_path, "test", 12, seed=3)
+    words = ("evaluate", model, tmp_path / "test.en", tmp_path / "test.de", "--robustness")
+    code, out, _ = run(*words, "--json")
+    assert code == 0
+    system = json.loads(out)["systems"][0]
+    rows = {row["name"]: row for row in system["robustness"]}
+    assert list(rows) == [
+        "capitals", "small letters", "no final stop", "typing errors", "doubled spaces", "a sentence more",
+    ]  # fmt: skip
+    # small letters without a stop are what the text has: nothing changes
+    for name in ("small letters", "no final stop"):
+        assert rows[name]["scores"]["BLEU"]["value"] == system["scores"]["BLEU"]["value"]
+        assert rows[name]["flaws"] == system["flaws"]
+    assert rows["capitals"]["scores"]["chrF2"]["value"] < system["scores"]["chrF2"]["value"]
+    assert json.loads(run(*words, "--json")[1])["systems"][0]["robustness"] == system["robustness"]
+    shown = run(*words)[1]
+    assert all(f"\n{name}  " in shown for name in ("as it is", *rows))
 
 
 def test_info_of_a_preset_a_model_and_a_run(run: Run, model: Path):

@@ -311,6 +311,30 @@ case("the translation has 1 lines and the reference has 2; they must match line 
     lambda at: evaluate(["a"], ["a", "b"])
 )
 case("the reference is empty: there is no line to evaluate.")(lambda at: evaluate([], []))
+case("DIR/hyp has 1 lines and the reference has 2; they must match line by line.")(
+    lambda at: run_cli("evaluate", "--hyp", str(file(at, "hyp", b"a\n")), str(file(at, "ref", b"a\nb\n")))
+)
+case("DIR/src has 1 lines and DIR/ref has 2; they must match line by line.")(
+    lambda at: run_cli("evaluate", str(at.model), str(file(at, "src", b"a\n")), str(file(at, "ref", b"a\nb\n")))
+)
+case("DIR/no has 1 lines and DIR/ref has 2; they must match line by line.")(
+    lambda at: run_cli(
+        "evaluate", "--hyp", str(file(at, "ref", b"a\nb\n")), "--origins", str(file(at, "no", b"a\n")), f"{at.dir}/ref"
+    )
+)
+case("cannot read DIR/no: No such file or directory.")(
+    lambda at: run_cli(
+        "evaluate", "--hyp", str(file(at, "a", b"a\n")), str(at.dir / "a"), "--train", f"{at.dir}/no", f"{at.dir}/no"
+    )
+)
+
+
+@case("SACREBLEU_SEED = 'x' must be a whole number, or none; or leave it unset.")
+def _(at: SimpleNamespace) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SACREBLEU_SEED", "x")
+        run_cli("evaluate", "--hyp", str(file(at, "a", b"a\n")), str(at.dir / "a"))
+
 
 case("this vocabulary has no piece for the target language 'de'; it knows: de, fr.")(
     lambda at: subwords.Subwords(at.without_tags).tag_id("de", ["de", "fr"])

@@ -268,8 +268,25 @@ def score(
 
 @app.command()
 def evaluate(
-    files: Annotated[list[str], typer.Argument(metavar="MODEL SRC REF | REF", help="With --hyp the reference alone.")],
-    hyp: Annotated[Path | None, typer.Option(help="Translations to evaluate ('-': standard input); no model.")] = None,
+    files: Annotated[
+        list[str], typer.Argument(metavar="[[MODEL...] SRC] REF", help="SRC may be left out with --hyp alone.")
+    ],
+    hyp: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Translations to evaluate; may be repeated.")
+    ] = None,
+    train: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="SRC TGT", help="Training text to look for test lines in [default: the run's]."),
+    ] = None,
+    origins: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where each test line is from, a name a line: scores by it.")
+    ] = None,
+    robustness: Annotated[
+        bool, typer.Option("--robustness", help="Score also what is made of capitals, typing errors and the like.")
+    ] = False,
+    tokenized: Annotated[
+        bool, typer.Option("--tokenized", help="The text is tokenised: BLEU's words are what spaces part.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the translations here.")] = None,
     lang: Annotated[str | None, typer.Option(help="Code of the target language: how BLEU splits words.")] = None,
     to: To = None,
@@ -281,45 +298,43 @@ def evaluate(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Translate a test set and score it by BLEU, chrF and TER. Each score has sacreBLEU's signature.
+    """Translate a test set and score it by BLEU, chrF and TER, each with sacreBLEU's signature and its 95 % interval.
+
+    Several systems, models or files, are compared with the first. Of the training text, that of the model's run or
+    that of --train, the test lines are counted that stand in it.
 
     \b
     diglot evaluate runs/deen/model test.de test.en
-    diglot evaluate --hyp out.en test.en
+    diglot evaluate runs/deen/model runs/other/model test.de test.en --robustness
+    diglot evaluate --hyp out.en --hyp other.en test.en
     diglot translate runs/deen/model test.de | diglot evaluate --hyp - test.en --json
     """
-    num_wanted = 1 if hyp else 3
-    if len(files) != num_wanted:
+    *models, src, ref = files if len(files) > 1 else ("", *files)
+    named = [str(path) for path in hyp or ()]
+    if not models + named or (models and not src):
         raise typer.BadParameter("give MODEL SRC REF, or --hyp FILE REF")
-    from diglot.evaluate import check_lengths
-    from diglot.evaluate import evaluate as score_text
+    if robustness and not models:
+        raise typer.BadParameter("--robustness translates the source again: give MODEL SRC REF")
+    if output and len(models + named) > 1:
+        raise typer.BadParameter("--output is for the translations of one system; leave it out, or the others")
+    from diglot.progress import Reporter
+    from diglot.report import TestText, evaluate_systems
 
-    references = read_text(Path(files[-1]))
-    if hyp:
-        hypotheses = read_text(hyp)
-        check_lengths(hypotheses, references, (str(hyp), files[-1]))
-    else:
-        from diglot.progress import Reporter
-        from diglot.translator import load
-
-        sources = read_text(Path(files[1]))
-        check_lengths(sources, references, (files[1], files[2]))
-        translator = load(files[0], device=device, precision=precision, threads=threads)
-        lang = lang if lang is not None else to or translator.spec.languages.tgt
-        options = given(beam_size=beam_size, length_penalty=length_penalty)
-        hypotheses: list[str] = []
-        with Reporter(quiet).bar("translating", len(sources)) as advance:
-            for found in translator.translate_lines(sources, to=to, **options):
-                hypotheses.append(found.text)
-                advance(1, "")
+    sources, labels = (read_text(Path(name)) if name else None for name in (src, origins))
+    test = TestText(sources, read_text(Path(ref)), labels, lang, tokenized)
+    test.check((src, ref, str(origins)))
+    outputs = [(name, read_text(Path(name))) for name in named]
+    report = evaluate_systems(
+        test, models, outputs, robustness=robustness, train=train, reporter=Reporter(quiet),
+        options=given(to=to, beam_size=beam_size, length_penalty=length_penalty),
+        how={"device": device, "precision": precision, "threads": threads},
+    )  # fmt: skip
+    if json_ and (leaks := report.warning()):
+        Reporter(quiet).say(leaks)
     if output:
         with open_output(output) as out:
-            out.writelines(text + "\n" for text in hypotheses)
-    scores = score_text(hypotheses, references, lang or "")
-    if json_:
-        show(json.dumps({one.name: {"score": one.value, "signature": one.signature} for one in scores}))
-    else:
-        show("\n".join(map(str, scores)))
+            out.writelines(text + "\n" for text in report.judgements[0].system.hypotheses)
+    show(report.as_json() if json_ else report.as_text())
 
 
 @app.command()
@@ -367,16 +382,13 @@ def runs(
     diglot runs
     diglot runs experiments --json | jq '.[] | select(.state == "running") | .run'
     """
-    from diglot.runs import HEADER, list_runs
+    from diglot.runs import HEADER, in_columns, list_runs
 
     found = list_runs(directory)
     if json_:
         show(json.dumps([asdict(one) for one in found]))
         return
-    rows = [HEADER, *(one.row() for one in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    show("\n".join(line.rstrip() for line in lines))
+    show("\n".join(in_columns([HEADER, *(one.row() for one in found)])))
 
 
 Probe = Annotated[Path | None, typer.Option(metavar="FILE", help="Own text to compare both engines on, a line each.")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -157,3 +158,10 @@ def read_newest_state(run: Path) -> dict[str, Any]:
     if steps:
         raise ValueError(run)
     return {}
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines of text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]
