@@ -48,6 +48,8 @@ ROWS = [
     ["interop.weights", "interop.probe"],
     ["interop.marian_hf", "interop.ctranslate2", "interop.marian"],
     ["interop.convert"],
+    ["options"],
+    ["cli_models"],
     ["cli"],
     ["__main__"],
 ]
