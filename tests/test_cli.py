@@ -323,7 +323,7 @@ def test_evaluating_compares_systems_by_part_and_line(run: Run, model: Path, tmp
     assert sum(part["lines"] for part in two["by_length"]) == 30
     assert {worst["line"] for worst in two["worst"]} <= set(range(1, 31))
     shown = run("evaluate", "--hyp", ref, "--hyp", bad, src, ref, "--origins", origins)[1]
-    assert re.search(rf"^{re.escape(str(bad))} +BLEU +-100.00 +p = 0.0010 +p = 0.0001$", shown, re.MULTILINE)
+    assert re.search(rf"^{re.escape(str(bad))} +chrF2 +-\d+\.\d\d +p = 0.0010 +p = 0.0001$", shown, re.MULTILINE)
     assert "No translations: 1 empty, 0 loops, 0 over-long." in shown
     assert "    translation  falsch\n" in shown
     assert f"    source       {src.read_text().splitlines()[0]}\n" in shown
