@@ -5,7 +5,7 @@ BIN := .venv/bin
 # threads that wait soon give their core to whoever works beside them
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: demo test test-slow torture check clean
+.PHONY: demo test test-slow torture docs check clean
 
 demo: .venv/installed          ## see it all work: about three minutes
 	$(BIN)/diglot demo
@@ -18,6 +18,9 @@ test-slow: .venv/installed     ## the tests that train for longer
 
 torture: .venv/installed       ## kill it, fill its disk, flip its bits; the table goes into docs/torture.md
 	$(BIN)/python -m pytest -m slow --full tests/torture
+
+docs: .venv/installed          ## the documentation, from build/docs/index.html on; a warning is an error
+	$(BIN)/python -m sphinx -E -q -W --keep-going -c docs . build/docs
 
 check: .venv/installed         ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`. Sphinx reads the whole tree, so links in any Markdown file lead somewhere.
+"""How the documentation is built: `make docs`. Sphinx starts from the root, so that it finds recipes and the changelog too.
 
 Three things are our own. A link to a file that is no page (`../src/diglot/model.py#attention`) leads to a page of its
 source, at the line where the name is defined. Formulas become MathML, which browsers draw by themselves: the pages load
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 logger = logging.getLogger(__name__)
 
 project = "diglot"
-author = copyright = "The diglot authors"
+author = project_copyright = "The diglot authors"
 release = diglot.__version__
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "recipes/*/README.md", "benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
@@ -99,16 +99,18 @@ def link_to_source(app: Sphinx, docname: str, source: list[str]) -> None:
     pages = {Path(app.env.doc2path(name)) for name in app.env.found_docs}
 
     def rewrite(link: re.Match[str]) -> str:
-        path, name = (here / link[1]).resolve(), link[2] or ""
+        path, name = (here / link[2]).resolve(), link[3] or ""
         if not path.exists() or path in pages:
             return link[0]  # Sphinx resolves it, or warns
         if name and (path.suffix != ".py" or name not in definitions(path)):
-            logger.warning("%s defines no %s", link[1], name, location=docname)
+            logger.warning("%s defines no %s", link[2], name, location=docname)
             return link[0]
-        return f"]({source_url(path, name, docname)}){{.external}}"
+        return f"{link[1]}({source_url(path, name, docname)}){{.external}}"
 
-    parts = re.split(r"(^```.*?^```$)", source[0], flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = (re.sub(r"\]\((?!\w+:|#)([^)\s#]+)(?:#([\w.]+))?\)", rewrite, part) for part in parts[::2])
+    parts = re.split(r"(^```.*?^```$)", source[0], flags=re.MULTILINE | re.DOTALL)  # code is left alone
+    parts[::2] = (
+        re.sub(r"(?<!!)(\[[^\]]*\])\((?!\w+:|#)([^)\s#]+)(?:#([\w.]+))?\)", rewrite, part) for part in parts[::2]
+    )
     source[0] = "".join(parts)
 
 
