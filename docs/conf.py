@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`. Sphinx starts from the root, so that it finds recipes and the changelog too.
+"""How the documentation is built, by `make docs`. Sphinx starts from the root: there are recipes and the changelog too.
 
 Three things are our own. A link to a file that is no page (`../src/diglot/model.py#attention`) leads to a page of its
 source, at the line where the name is defined. Formulas become MathML, which browsers draw by themselves: the pages load
