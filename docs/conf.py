@@ -43,14 +43,13 @@ include_patterns = ["docs/**.md", "recipes/*/README.md", "benchmarks/README.md",
 exclude_patterns = [".*", "build", "runs", "src", "tests"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.linkcode"]
 
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_inline", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 default_role = "literal"  # a docstring's `name`
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 smartquotes = False  # quotes are often of code
-python_display_short_literal_types = True
 
 html_theme = "furo"
 html_title = "diglot"
