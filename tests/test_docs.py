@@ -169,18 +169,19 @@ def test_the_first_recipe_of_the_tutorial_is_the_demos(tmp_path: Path):
 
 @pytest.mark.slow
 def test_what_the_tutorial_types_works(tmp_path: Path):
-    # fewer updates than a good model needs, everything else as it stands there
+    # fewer updates than a good model needs, and fewer lines to translate; everything else as it stands there
     text = re.sub(r"(max_updates ?= ?)\d+", r"\g<1>8", TUTORIAL)
     text = re.sub(r"(valid_every ?= ?)\d+", r"\g<1>4", text)
-    assert text.count("max_updates") == TUTORIAL.count("max_updates")
     paths = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     steps = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert {language for language, _ in steps} == {"sh", "python"}
     for language, code in steps:
         command = ["bash", "-eu", "-c", code] if language == "sh" else [sys.executable, "-c", code]
         subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": paths}, check=True, stdout=subprocess.DEVNULL)
+        for path in (tmp_path / "text").glob("test.*"):
+            path.write_text("\n".join(path.read_text(encoding="utf-8").split("\n")[:50]) + "\n", encoding="utf-8")
     made = (tmp_path / "test.out.de").read_text(encoding="utf-8"), (tmp_path / "own.out.de").read_text(encoding="utf-8")
-    assert [text.count("\n") for text in made] == [2000, 100]
+    assert [text.count("\n") for text in made] == [50, 100]
 
 
 @pytest.mark.slow
