@@ -5,7 +5,7 @@ BIN := .venv/bin
 # threads that wait soon give their core to whoever works beside them
 export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: demo test test-slow torture bench check clean
+.PHONY: demo test test-slow torture bench docs check clean
 
 demo: .venv/installed          ## see it all work: about three minutes
 	$(BIN)/diglot demo
@@ -21,6 +21,9 @@ torture: .venv/installed       ## kill it, fill its disk, flip its bits; the tab
 
 bench: .venv/installed         ## how fast the peers train, and diglot; ARGS="--network base --data DIRECTORY"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: .venv/installed          ## the documentation, from build/docs/index.html on; a warning is an error
+	$(BIN)/python -m sphinx -E -q -W --keep-going -c docs . build/docs
 
 check: .venv/installed         ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -362,6 +362,25 @@ def test_the_base_of_the_positions_is_the_models():
     torch.testing.assert_close(positions(torch.zeros(1, 9, 16))[0], encoding_by_hand(9, 16, base=500))
 
 
+@pytest.mark.parametrize("k", [1, 7, 50])
+def test_a_shift_turns_each_pair_of_sinusoids_by_one_angle(k):
+    d = 64
+    table = positional_encoding(200, d).double()
+    sine, cosine = table[:, 0::2], table[:, 1::2]
+    angle = k / 10000 ** (torch.arange(0, d, 2).double() / d)  # of each pair, at every position
+    shifted = torch.stack((sine * angle.cos() + cosine * angle.sin(), cosine * angle.cos() - sine * angle.sin()), -1)
+    torch.testing.assert_close(shifted[:-k].flatten(1), table[k:], rtol=0, atol=1e-6)
+
+
+def test_the_longest_wavelength_is_a_step_short_of_ten_thousand_turns():
+    first = positional_encoding(2, 512)[1].double()  # sin and cos of the angle from one position to the next
+    wavelengths = 2 * math.pi / torch.atan2(first[0::2], first[1::2])
+    ratios = wavelengths[1:] / wavelengths[:-1]
+    torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios), rtol=1e-4, atol=0)
+    assert wavelengths[0].item() == pytest.approx(2 * math.pi)
+    assert wavelengths[-1].item() == pytest.approx(9647 * 2 * math.pi, rel=1e-4)
+
+
 def test_initial_values_are_those_of_tensor2tensor():
     torch.manual_seed(1)
     model = Transformer(ModelConfig(d_model=64, d_ff=256, attention_bias=True), 1000, 1000)
