@@ -418,7 +418,6 @@ def attend(
     diglot attend runs/deen/model "Ein Hund rennt." -o page.html
     diglot attend runs/deen/model "Ein Hund rennt." --target "A dog runs." -o page.html
     diglot attend runs/deen/model "Ein Hund rennt." --part encoder --layer 2 --head 3 -o figure.svg
-    diglot attend runs/deen/model "Ein Hund rennt." --json | jq .hypotheses[0].alignment
     diglot attend runs/deen -o film.html       attention as it formed, of a run with train.watch
     diglot attend --positions -o positions.svg
     """
@@ -433,8 +432,7 @@ def attend(
     elif model is None:
         raise typer.BadParameter("name a model, or ask for --positions, --masks or --schedule")
     else:
-        options = given(num_best=num_best, beam_size=beam_size)
-        which = part, layer, tuple(head or ())
+        options, which = given(num_best=num_best, beam_size=beam_size), (part, layer, tuple(head or ()))
         made = look(model, text, target, form, which, lines=lines, attribution=attribution, to=to, threads=threads,
                     **options)  # fmt: skip
     with open_output(output) as out:
