@@ -17,6 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from diglot import cli
 from diglot.alignment import Links, align, align_pairs, alignment_error, choose_heads, from_pharaoh, to_pharaoh
 from diglot.attend import fit_page, read_frames, to_json, to_page, to_text, write_frame
 from diglot.checkpoint import StoredModel, weights_of
@@ -24,7 +25,9 @@ from diglot.config import AlignmentConfig, LanguagesConfig, ModelConfig, ModelSp
 from diglot.drawing import Picture, choose_picture, draw_lines, draw_map, draw_masks, draw_positions, draw_schedule
 from diglot.model import MultiHeadAttention, Transformer, read_attention
 from diglot.subwords import Subwords, word_spans
+from diglot.training import train
 from diglot.translator import Attention, Translator
+from training_runs import small_recipe, write_pairs
 
 DOCS = Path(__file__).parents[1] / "docs"
 PARTS = ("encoder", "decoder", "cross")
@@ -475,3 +478,37 @@ def test_a_film_that_is_too_large_is_thinned_and_keeps_its_ends(subwords: Subwor
     assert len(page.encode()) <= len(whole) // 3
     assert len(updates) == num > 5
     assert (updates[0], updates[-1]) == (0, 39)
+
+
+def test_training_keeps_a_film_of_the_watched_line_and_names_the_heads_that_align(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    write_pairs(tmp_path, "train", 60, seed=1)
+    write_pairs(tmp_path, "valid", 24, seed=2)
+    train(small_recipe(tmp_path, "run", "train.watch=2", "train.max_updates=4", "train.valid_every=2"), quiet=True)
+    frames = read_frames(tmp_path / "run")
+    assert [update for update, _ in frames] == [2, 4]
+    assert {one.source for _, one in frames} == {(tmp_path / "valid.en").read_text().split("\n")[1]}
+    assert {one.text for _, one in frames} == {(tmp_path / "valid.de").read_text().split("\n")[1]}
+    assert np.abs(frames[0][1].cross - frames[1][1].cross).max() > 0
+
+    def said(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["diglot", *words])
+        cli.app(standalone_mode=False)
+        return capfd.readouterr().out
+
+    run, page = str(tmp_path / "run"), tmp_path / "film.html"
+    said("attend", run, "-o", str(page))
+    assert len(numbers_in_page(page.read_text(encoding="utf-8"))) == 2
+    assert len(said("align", run, str(tmp_path / "valid.en"), str(tmp_path / "valid.de")).split("\n")) == 25
+    assert json.loads(said("attend", run, "ten", "--json"))["hypotheses"][0]["alignment"] is not None
+    assert said("attend", run, "ten", "--target", "zehn").startswith("zehn    (score ")
+    for words in (("attend", run, "ten", "-o"), ("attend", "--schedule", "-o"), ("attend", run, "--schedule", "-o")):
+        said(*words, str(tmp_path / "picture.svg"))
+        ET.parse(tmp_path / "picture.svg")
+    assert "warmup_steps = 20" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
+
+
+def test_no_film_is_kept_where_no_line_is_watched(tmp_path: Path):
+    train(small_recipe(tmp_path, "run", "train.max_updates=1", "train.valid_every=1"), quiet=True)
+    assert not (tmp_path / "run" / "attention").exists()
