@@ -167,7 +167,7 @@ def test_many_ranks_train_what_one_trains(
 ):  # fmt: skip
     if not torture.is_full and (ranks, strategy, precision) != (2, "fsdp", "fp32"):
         pytest.skip("in full alone")
-    num = 100 if torture.is_full else 15  # a rounding grows as any small change does: tenfold in some twenty updates
+    num = 60 if torture.is_full and precision == "fp32" else 15  # then a rounding has grown, as any small change does
     words = (
         "model.dropout=0.2", "subwords.sampling=0.3", f"train.precision={precision}", "data.micro_batch=100",
         f"train.max_updates={num}", f"train.valid_every={num}", "train.warmup_steps=100",
