@@ -48,7 +48,12 @@ def row_of(files: list[Path], language: str) -> tuple[str, ...]:
     signatures = {system["scores"]["BLEU"]["signature"] for system in systems}
     if len(signatures) > 1 or len(sizes) > 1:
         raise SystemExit(f"{files[0]} and others of its recipe are not comparable: {signatures} {sizes}")
-    return (*cells, *(sizes or {""}), hours.format(statistics.mean(times)) if times else "", f"`{signatures.pop()}`")
+    return (
+        *cells,
+        *(sizes or {""}),
+        hours.format(statistics.mean(times)) if times else "",
+        signatures.pop().replace("|", ", "),
+    )
 
 
 def table(folders: list[Path], language: str = "en") -> str:

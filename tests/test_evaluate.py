@@ -11,6 +11,7 @@ import sacrebleu
 
 from diglot.errors import TextError
 from diglot.evaluate import (
+    LENGTH_NAMES,
     Flaws,
     bleu,
     bleu_tokenizer,
@@ -193,6 +194,7 @@ def test_the_scores_of_parts_are_those_of_their_lines():
 )
 def test_a_line_is_of_the_part_of_its_length(num: int, part: str):
     assert lengths_of(["a " * num], words_of("en")) == [f"{part} words"]
+    assert f"{part} words" in LENGTH_NAMES
     assert lengths_of(["好" * num], words_of("zh")) == [f"{part} words"]
 
 

@@ -119,7 +119,7 @@ def test_the_tables_of_the_readmes_are_those_of_the_result_files():
         assert "| BLEU |" in text, f"{path} has no markers for its table"
 
 
-def write_result(path: Path, bleu: float, signature: str = "tok:none") -> None:
+def write_result(path: Path, bleu: float, signature: str = "tok:none|smooth:exp") -> None:
     score = {"value": bleu, "interval": 0.9, "signature": signature}
     model = {"parameters": 2_649_600, "training": {"seconds": 5400}}
     scores = dict.fromkeys(("BLEU", "chrF2", "TER"), score)
@@ -135,7 +135,7 @@ def test_a_result_file_is_a_row_and_several_are_their_mean(tmp_path: Path):
     readme = tmp_path / "README.md"
     assert f"{row} not run |  |  |  |  |  |\n" in RESULTS["pages"](tmp_path / "recipes")[readme]
     write_result(folder / "published.seed-1.json", 40.5)
-    one = f"{row} 40.50 ± 0.90 | 40.50 ± 0.90 | 40.50 ± 0.90 | 2,649,600 | 1.5 hours | `tok:none` |\n"
+    one = f"{row} 40.50 ± 0.90 | 40.50 ± 0.90 | 40.50 ± 0.90 | 2,649,600 | 1.5 hours | tok:none, smooth:exp |\n"
     assert one in RESULTS["pages"](tmp_path / "recipes")[readme]
     write_result(folder / "published.seed-2.json", 41.5)
     pages = RESULTS["pages"](tmp_path / "recipes")

@@ -26,6 +26,11 @@ TOKENIZERS = {"zh": "zh", "yue": "zh", "ja": "char", "th": "char", "lo": "char",
 SPACES = "none"  # sacreBLEU's name for words that stand apart already
 MOST_RESAMPLED = 10_000  # lines; sacreBLEU holds a thousand samples of all of them, 0.7 GB of so many
 LENGTHS = (10, 20, 30, 50)  # words of a reference up to which a line is of one part
+LENGTH_NAMES = (
+    f"up to {LENGTHS[0]} words",
+    *(f"{low + 1}-{high} words" for low, high in pairwise(LENGTHS)),
+    f"over {LENGTHS[-1]} words",
+)
 REPEATS = 4  # times in a row that make a loop
 
 Metric = BLEU | CHRF | TER
@@ -172,10 +177,7 @@ def words_of(language: str, tokenized: bool = False) -> Callable[[str], list[str
 
 def lengths_of(references: Iterable[str], words: Callable[[str], list[str]]) -> list[str]:
     """The name of the part that each line is of by the words of its reference."""
-    names = [f"{low + 1}-{high} words" for low, high in pairwise((-1, *LENGTHS))]
-    names[0] = f"up to {LENGTHS[0]} words"
-    names.append(f"over {LENGTHS[-1]} words")
-    return [names[bisect.bisect_left(LENGTHS, len(words(text)))] for text in references]
+    return [LENGTH_NAMES[bisect.bisect_left(LENGTHS, len(words(text)))] for text in references]
 
 
 def score_parts(

@@ -14,6 +14,7 @@ from diglot.checkpoint import find_model, list_steps
 from diglot.config import DataConfig, Recipe, from_dict, read_toml
 from diglot.corpus import cache_directory, open_pairs
 from diglot.evaluate import (
+    LENGTH_NAMES,
     MOST_RESAMPLED,
     Flaws,
     Part,
@@ -280,7 +281,10 @@ def judge(systems: Sequence[System], test: TestText) -> list[Judgement]:
             one,
             own,
             count_flaws(one.hypotheses, test.ref, words),
-            score_parts(one.hypotheses, test.ref, lengths, *test.how),
+            sorted(
+                score_parts(one.hypotheses, test.ref, lengths, *test.how),
+                key=lambda part: LENGTH_NAMES.index(part.name),
+            ),
             score_parts(one.hypotheses, test.ref, test.origins, *test.how) if test.origins else [],
             worst_lines(one.hypotheses, test.ref),
         )
