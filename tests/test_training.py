@@ -378,7 +378,7 @@ def test_copying_and_reversing_are_learnt_in_under_a_minute(tmp_path: Path, task
     (tmp_path / "valid.de").write_text("\n".join(answers[-100:]) + "\n")
     words = (
         "model.d_model=64", "model.d_ff=128", "model.dropout=0.0", "train.update_pieces=1000", "train.warmup_steps=100",
-        "data.micro_batch=4000", "train.max_updates=700", "train.valid_every=350", "train.average=1",
+        "data.micro_batch=4000", "train.max_updates=1000", "train.valid_every=500", "train.average=1",
         "train.log_every=100", "train.threads=0",
     )  # fmt: skip
     begun = time.monotonic()

@@ -58,6 +58,7 @@ Greedy translations in fp32 were compared piece by piece when this was written. 
   nothing; diglot, as Wu et al. (2016), by ((5 + length) / 6) to that power. So beam search may prefer another length.
 - Pieces that must not be written have a bias of -1e9 here, so their share of the probability falls to the others.
 - Its beam ends when the best hypothesis has ended, or by `patience`.
+- It writes at least `min_decoding_length` pieces, 1 if you say nothing, where diglot may write none.
 - It translates at most `max_decoding_length` pieces, 256 if you say nothing, and cuts a source off after
   `max_input_length`, 1024.
 - diglot brings text into NFC and splits long lines at sentence ends first.
@@ -153,5 +154,6 @@ class Peer:
     def greedy(self, sources: Sequence[Sequence[str]], max_extra: int) -> list[list[str]]:
         """The translations of pieces, as pieces."""
         bound = max(map(len, sources)) + 1 + max_extra
-        found = self.translator.translate_batch(sources, beam_size=1, max_decoding_length=bound, max_input_length=0)
+        options = {"max_decoding_length": bound, "min_decoding_length": 0, "max_input_length": 0}
+        found = self.translator.translate_batch(sources, beam_size=1, **options)
         return [one.hypotheses[0] for one in found]
