@@ -38,7 +38,7 @@ def texts_of(proto: bytes) -> list[str]:
 
 
 SPREAD = {  # standard deviations, times that of a sum of as many numbers
-    r"\.w_[qk]\.weight|[qk]_proj\.weight": 3.0, r"\.w_[vo]\.weight|(v|out)_proj\.weight": 2.0,
+    r"\.w_[qk]\.weight|[qk]_proj\.weight": 2.0, r"\.w_[vo]\.weight|(v|out)_proj\.weight": 2.0,
     r"\.w_[12]\.weight|fc[12]\.weight": 0.5, r"embed|shared": 2.0, r"output\.weight|lm_head": 1.0,
 }  # fmt: skip
 

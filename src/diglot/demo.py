@@ -263,7 +263,7 @@ def draw_corpus(num: int, seed: int, is_for_testing: bool = False) -> list[tuple
 
 RECIPE = (
     "model.num_encoder_layers=2", "model.num_decoder_layers=2", "model.dropout=0.0", "subwords.size=600",
-    "train.update_pieces=1024", "train.warmup_steps=600", "train.learning_rate_scale=1.0", "train.max_updates=1800",
+    "train.update_pieces=1024", "train.warmup_steps=600", "train.learning_rate_scale=1.0", "train.max_updates=2400",
     "train.valid_every=180", "train.watch=12", "train.average=4", "train.patience=0", "train.log_every=20",
     "languages.src=en", "languages.tgt=de",
 )  # fmt: skip
