@@ -322,21 +322,29 @@ def save(job: Job, stored: StoredModel, optimizer: torch.optim.Optimizer, state:
     job.world.wait_for_all()  # nobody reads what is not yet written
 
 
-def read_state(path: Path) -> tuple[TrainingState, dict[str, Tensor]]:
-    """The counters of a checkpoint, and the optimizer's moments."""
+@contextmanager
+def refusing_what_is_broken(path: Path) -> Generator[None]:
+    """A sentence where the training state of a checkpoint cannot be read."""
     try:
-        state = TrainingState(**json.loads((path / STATE).read_bytes()))
-        moments = checkpoint.read_tensors(path / MOMENTS)
-        return state, {"step": moments.pop("step"), **moments}
+        yield
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise CheckpointError(
             f"{path} is no checkpoint to go on from: its training state is missing or broken."
         ) from None
 
 
+def read_state(path: Path) -> TrainingState:
+    """The counters of a checkpoint."""
+    with refusing_what_is_broken(path):
+        return TrainingState(**json.loads((path / STATE).read_bytes()))
+
+
 def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fingerprint: str) -> TrainingState:
     """The optimizer's moments and the counters as the checkpoint has them."""
-    state, moments = read_state(path)
+    state = read_state(path)
+    with refusing_what_is_broken(path):
+        moments = checkpoint.read_tensors(path / MOMENTS)
+        steps = moments["step"]
     if state.corpus != fingerprint:
         raise TextError(
             f"the pairs are not those that {path.parent} was begun with; give back the old text and the old filters, "
@@ -344,7 +352,7 @@ def restore(path: Path, model: Transformer, optimizer: torch.optim.Optimizer, fi
         )
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            "step": moments["step"].to(parameter.device, copy=True),  # where the fused kernel looks for it
+            "step": steps.to(parameter.device, copy=True),  # where the fused kernel looks for it
             "exp_avg": share_like(moments[f"exp_avg.{name}"], parameter),
             "exp_avg_sq": share_like(moments[f"exp_avg_sq.{name}"], parameter),
         }

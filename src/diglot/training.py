@@ -178,7 +178,7 @@ def choose_precision(job: Job, resumed: StoredModel | None) -> bool:
     """Whether matrix products are done in bf16: if left to us, where they are faster, and for all of a run alike."""
     if job.recipe.train.precision != "auto":
         return job.bf16
-    if resumed and (begun_with := read_state(resumed.path)[0].bf16) is not None:
+    if resumed and (begun_with := read_state(resumed.path).bf16) is not None:
         return begun_with
     if job.device == "cuda":
         return all(job.world.gather(torch.cuda.is_bf16_supported()))
